@@ -1,0 +1,1 @@
+"""Attention behind one interface, with flash-attention's contract."""

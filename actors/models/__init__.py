@@ -1,0 +1,1 @@
+"""Decoder and weight loading."""

@@ -1,0 +1,1 @@
+"""Runs step plans: batch state, forward pass, sampling."""

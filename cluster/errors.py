@@ -1,0 +1,122 @@
+"""Every error a user can meet.
+
+    WarmrootError
+    ├── ClientError            the caller can mend it
+    │   ├── InvalidRequestError        400
+    │   │   └── ContextTooLongError    400  context_length_exceeded
+    │   ├── AuthenticationError        401
+    │   ├── ModelNotFoundError         404
+    │   ├── PayloadTooLargeError       413
+    │   ├── OverloadedError            429  with retry_after seconds
+    │   └── ConfigError                     bad flag or configuration key
+    └── ServerError            the cluster failed
+        ├── ModelLoadError
+        ├── ReplicaUnavailableError    503
+        ├── DeadlineExceededError      504
+        └── EngineError                500
+"""
+
+from typing import ClassVar
+
+
+class WarmrootError(Exception):
+    """Root of the tree. ``status``, ``type`` and ``code`` follow OpenAI's error bodies."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON body ``{"error": {message, type, param, code}}``."""
+        return {
+            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        }
+
+
+class ClientError(WarmrootError):
+    """The caller can mend it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequestError(ClientError):
+    """A field has a value that cannot be served; ``param`` names it."""
+
+
+class ContextTooLongError(InvalidRequestError):
+    """Prompt and requested output exceed the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(ClientError):
+    """Missing or wrong API key."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(ClientError):
+    """No model of that name is served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class PayloadTooLargeError(ClientError):
+    """The request body exceeds the limit."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class OverloadedError(ClientError):
+    """The bounded queue is full; try again after ``retry_after`` seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
+
+
+class ConfigError(ClientError):
+    """A flag or configuration key is wrong; ``param`` is its path."""
+
+
+class ServerError(WarmrootError):
+    """The cluster failed."""
+
+
+class ModelLoadError(ServerError):
+    """Weights, tokenizer or architecture cannot be loaded; the message names file and tensor."""
+
+
+class ReplicaUnavailableError(ServerError):
+    """No replica can take the request now."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "replica_unavailable"
+
+
+class DeadlineExceededError(ServerError):
+    """The request's deadline passed."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class EngineError(ServerError):
+    """The engine failed while it served the request."""
+
+    code = "engine_error"

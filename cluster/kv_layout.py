@@ -1,0 +1,56 @@
+"""How the layers' KV shares one pool of equal pages.
+
+Layers of one kind (full attention, or one sliding window) form groups of equal size, and every group has a block
+table of its own per request. A page holds ``block_size`` tokens for one group's layers, so any page fits any group:
+full and sliding layers share one pool without a fixed split, and blocks that fell out of a window return to it.
+A model with one kind of layer has one group, and nothing costs more than in a plain paged cache.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share a block table. ``window`` counts the tokens a query sees, itself included; None: all."""
+
+    layers: tuple[int, ...]
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Groups of a model's layers over pages of ``slots`` layers each."""
+
+    groups: tuple[KvGroup, ...]
+    slots: int
+    block_size: int
+
+    @classmethod
+    def of(cls, layer_windows: tuple[int | None, ...], block_size: int) -> "KvLayout":
+        """Group layers by window; the rarest kind sets the page size, the others split into several groups."""
+        kinds: dict[int | None, list[int]] = {}
+        for layer, window in enumerate(layer_windows):
+            kinds.setdefault(window, []).append(layer)
+        slots = min(len(layers) for layers in kinds.values())
+        groups = tuple(
+            KvGroup(tuple(layers[i : i + slots]), window)
+            for window, layers in kinds.items()
+            for i in range(0, len(layers), slots)
+        )
+        return cls(groups, slots, block_size)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """(group, slot in the page) of a layer."""
+        for group_index, group in enumerate(self.groups):
+            if layer in group.layers:
+                return group_index, group.layers.index(layer)
+        raise IndexError(f"no layer {layer} in {self}")
+
+    def blocks_for(self, group: int, num_tokens: int) -> int:
+        """Blocks one sequence of ``num_tokens`` holds in a group while it decodes."""
+        window = self.groups[group].window
+        blocks = -(-num_tokens // self.block_size)
+        if window is None:
+            return blocks
+        # A window that starts inside a block still needs that block.
+        return min(blocks, (window - 1 + self.block_size - 1) // self.block_size + 1)

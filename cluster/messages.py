@@ -1,0 +1,111 @@
+"""Values that travel between ingress and replica: a request one way, deltas the other."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from .ids import Epoch, ReplicaId, RequestId
+from .sampling_params import SamplingParams
+
+
+class FinishReason(IntEnum):
+    """Why a request ended. ``str(reason)`` is OpenAI's word for it."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate, already tokenized.
+
+    ``output_token_ids`` are tokens that an earlier replica has delivered: generation goes on after them, with
+    the same draws, and delta indexes count from their end. ``cache_salt`` comes from the authenticated tenant.
+    Lower ``priority`` runs first, as in vLLM. ``arrival`` is the sender's wall clock in seconds.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    output_token_ids: list[int] = field(default_factory=list[int])
+    priority: int = 0
+    cache_salt: str = ""
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of the token at one position and of the likeliest alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 is the likeliest."""
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """News of one request after one engine step.
+
+    ``index`` is the position of ``token_ids[0]`` in the request's output, so that a receiver can drop
+    what it has already seen. ``cached_tokens`` (prompt tokens whose KV was found) is set on the first delta.
+    ``stop_reason`` is the stop token's id if one ended the request.
+    """
+
+    request_id: RequestId
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a replica says of itself with every word it sends."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    """Uncomputed prompt tokens of waiting and running requests."""
+    kv_used_blocks: int = 0
+    """Blocks that running requests hold; cached blocks that nobody holds are free."""
+    kv_total_blocks: int = 1
+    max_num_seqs: int = 1
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV memory held by running requests, 0..1."""
+        return self.kv_used_blocks / self.kv_total_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInfo:
+    """What a replica announces when it is ready, and repeats as its lease."""
+
+    replica: ReplicaId
+    epoch: Epoch
+    model: str
+    address: str
+    """``host:port`` of its channel."""
+    kv_namespace: bytes
+    """Root of its block hashes without a tenant's salt."""
+    block_size: int
+    kv_total_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    prefill_tokens_per_s: float
+    """Measured at start."""
+    decode_step_s: float
+    """Measured at start: one step of a single stream."""
+    node: str = ""
+    pid: int = 0

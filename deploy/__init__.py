@@ -1,0 +1,1 @@
+"""How it is started: command line, launch, Serve application."""
