@@ -1,19 +1,19 @@
 """Every error a user can meet.
 
-    WarmrootError
-    ├── ClientError            the caller can mend it
-    │   ├── InvalidRequestError        400
-    │   │   └── ContextTooLongError    400  context_length_exceeded
-    │   ├── AuthenticationError        401
-    │   ├── ModelNotFoundError         404
-    │   ├── PayloadTooLargeError       413
-    │   ├── OverloadedError            429  with retry_after seconds
-    │   └── ConfigError                     bad flag or configuration key
-    └── ServerError            the cluster failed
-        ├── ModelLoadError
-        ├── ReplicaUnavailableError    503
-        ├── DeadlineExceededError      504
-        └── EngineError                500
+WarmrootError
+├── ClientError            the caller can mend it
+│   ├── InvalidRequestError        400
+│   │   └── ContextTooLongError    400  context_length_exceeded
+│   ├── AuthenticationError        401
+│   ├── ModelNotFoundError         404
+│   ├── PayloadTooLargeError       413
+│   ├── OverloadedError            429  with retry_after seconds
+│   └── ConfigError                     bad flag or configuration key
+└── ServerError            the cluster failed
+    ├── ModelLoadError
+    ├── ReplicaUnavailableError    503
+    ├── DeadlineExceededError      504
+    └── EngineError                500
 """
 
 from typing import ClassVar
@@ -33,9 +33,7 @@ class WarmrootError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON body ``{"error": {message, type, param, code}}``."""
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class ClientError(WarmrootError):

@@ -66,6 +66,8 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    replica: ReplicaId | None = None
+    """Who computed it: stamped on the first delta by the dispatcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,11 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Weights of all layers, embedding and head (tied ones once), norms included."""
-        hidden, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, heads, kv = (
+            self.hidden_size,
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
         attention = hidden * (heads + 2 * kv) + heads * hidden
         attention += (heads + 2 * kv) * self.qkv_bias + hidden * self.o_bias
         mlp = 3 * hidden * self.intermediate_size

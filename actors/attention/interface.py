@@ -1,0 +1,59 @@
+"""The attention contract, flash-attention's: varlen queries over a paged KV cache."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step's batch as a KV group sees it: B sequences with T query tokens in all.
+
+    Query i of a sequence with q queries and k keys stands at position ``k - q + i`` (bottom-right causal mask).
+    """
+
+    cu_seqlens_q: torch.Tensor
+    """[B + 1] int32: where each sequence's queries start in the packed batch."""
+    seqused_k: torch.Tensor
+    """[B] int32: keys per sequence, this step's tokens included."""
+    block_table: torch.Tensor
+    """[B, max_blocks] int32: block of every ``block_size`` keys; 0 where there is none."""
+    slot_mapping: torch.Tensor
+    """[T] int64: ``block * block_size + offset`` at which each query token's own key and value are stored."""
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+class AttentionBackend(Protocol):
+    """Stateless; k_cache and v_cache are [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    name: str
+
+    def append(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Store keys and values of T tokens, [T, num_kv_heads, head_dim], in place."""
+        ...
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Causal attention of q [T, num_heads, head_dim] over the cached keys; the result has q's shape.
+
+        ``window`` counts the keys a query sees, itself included; ``softcap`` c maps scores s to c·tanh(s/c).
+        """
+        ...

@@ -1,0 +1,44 @@
+"""The tensors behind the block pool."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...cluster.ids import BlockId
+from ...cluster.kv_layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """Per page slot a key and a value tensor [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    layout: KvLayout
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls,
+        layout: KvLayout,
+        num_blocks: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KvMemory":
+        """Zeroed pages; page 0 is the null page and stays zero."""
+        shape = (num_blocks, layout.block_size, num_kv_heads, head_dim)
+
+        def pages() -> tuple[torch.Tensor, ...]:
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.slots))
+
+        return cls(layout, pages(), pages())
+
+    def copy_blocks(self, copies: tuple[tuple[BlockId, BlockId], ...]) -> None:
+        """Copy whole pages, (source, destination)."""
+        if not copies:
+            return
+        source = torch.tensor([pair[0] for pair in copies], device=self.keys[0].device)
+        destination = torch.tensor([pair[1] for pair in copies], device=self.keys[0].device)
+        for pages in (*self.keys, *self.values):
+            pages[destination] = pages[source]
