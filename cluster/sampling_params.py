@@ -50,13 +50,9 @@ class SamplingParams:
         for name, low, high in _RANGES:
             value: float | None = getattr(self, name)
             if value is not None and not low <= value <= high:  # also refuses NaN
-                raise InvalidRequestError(
-                    f"{name} must be between {low:g} and {high:g}, got {value}", param=name
-                )
+                raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, got {value}", param=name)
         if self.top_p == 0.0:
-            raise InvalidRequestError(
-                "top_p must be greater than 0; for greedy use temperature=0", param="top_p"
-            )
+            raise InvalidRequestError("top_p must be greater than 0; for greedy use temperature=0", param="top_p")
         if self.repetition_penalty <= 0.0:
             raise InvalidRequestError("repetition_penalty must be greater than 0", param="repetition_penalty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -65,9 +61,7 @@ class SamplingParams:
                 param="min_tokens",
             )
         if self.best_of is not None and self.best_of < self.n:
-            raise InvalidRequestError(
-                f"best_of ({self.best_of}) must be at least n ({self.n})", param="best_of"
-            )
+            raise InvalidRequestError(f"best_of ({self.best_of}) must be at least n ({self.n})", param="best_of")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop must not contain empty strings", param="stop")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -88,17 +82,13 @@ class SamplingParams:
     def to_wire(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as msgpack can carry them."""
         return {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(_DEFAULT, f.name)
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(_DEFAULT, f.name)
         }
 
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> "SamplingParams":
         """Inverse of ``to_wire`` (msgpack returns lists for tuples)."""
-        return cls(
-            **{name: _tuples(value) if isinstance(value, list) else value for name, value in values.items()}
-        )
+        return cls(**{name: _tuples(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _tuples(values: list[Any]) -> tuple[Any, ...]:
