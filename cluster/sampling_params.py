@@ -1,7 +1,7 @@
 """What a request asks of the sampler, validated where it is made."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from .errors import InvalidRequestError
 
@@ -88,14 +88,13 @@ class SamplingParams:
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> "SamplingParams":
         """Inverse of ``to_wire`` (msgpack returns lists for tuples)."""
-        return cls(**{name: _tuples(value) if isinstance(value, list) else value for name, value in values.items()})
+        return cls(**{name: _tuples(value) for name, value in values.items()})
 
 
-def _tuples(values: list[Any]) -> tuple[Any, ...]:
-    return tuple(_tuples(value) if isinstance(value, list) else value for value in values)  # pyright: ignore[reportUnknownArgumentType]
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-_INF = float("inf")
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 0, 2**31),
     ("temperature", 0.0, 100.0),
