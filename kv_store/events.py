@@ -1,0 +1,145 @@
+"""What a replica tells the world of its KV cache, and its wire form.
+
+A chain of blocks starts at its namespace root (``hashing.namespace_root``): that hash is the parent of the first block
+and is itself never stored. Events of one batch apply in order; leaves are removed before their parents.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import msgpack
+
+from ..cluster.ids import BlockHash, Epoch, ReplicaId
+
+MAX_BATCH_BYTES = 64 * 2**20
+HASH_BYTES = 16
+TOKEN_BYTES = 4
+_VERSION = 1
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """A run of blocks, each the child of the one before; ``parent`` precedes the first.
+
+    ``token_ids`` holds ``block_size`` little-endian int32 for each of the ``hashes``.
+    """
+
+    parent: BlockHash
+    hashes: tuple[BlockHash, ...]
+    token_ids: bytes
+    tier: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that are no longer cached in that tier, children before parents."""
+
+    hashes: tuple[BlockHash, ...]
+    tier: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing is cached any more."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventBatch:
+    """Events of one incarnation of a replica; ``seq`` rises by one per batch, so a gap shows."""
+
+    replica: ReplicaId
+    epoch: Epoch
+    seq: int
+    events: tuple[KvEvent, ...]
+
+
+def encode(batch: KvEventBatch) -> bytes:
+    """msgpack of ``[version, replica, epoch, seq, [event, ...]]``. Raises ValueError above MAX_BATCH_BYTES."""
+    events = [_event_to_wire(event) for event in batch.events]
+    data = cast(bytes, msgpack.packb([_VERSION, batch.replica, batch.epoch, batch.seq, events]))
+    if len(data) > MAX_BATCH_BYTES:
+        raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> KvEventBatch:
+    """Inverse of ``encode``. Raises ValueError that names what is wrong with ``data``."""
+    if len(data) > MAX_BATCH_BYTES:
+        raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
+    try:
+        wire: Any = msgpack.unpackb(data, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ValueError(f"batch is not msgpack: {error or type(error).__name__}") from error
+    version, replica, epoch, seq, events = _fields(wire, 5, "batch")
+    if version != _VERSION:
+        raise ValueError(f"batch version must be {_VERSION}, got {version!r}")
+    return KvEventBatch(
+        ReplicaId(_typed(replica, str, "replica")),
+        Epoch(_counter(epoch, "epoch")),
+        _counter(seq, "seq"),
+        tuple(_event_from_wire(event, f"events[{i}]") for i, event in enumerate(_typed(events, list, "events"))),
+    )
+
+
+def _event_to_wire(event: KvEvent) -> list[Any]:
+    match event:
+        case BlocksStored(parent, hashes, token_ids, tier):
+            return ["stored", parent, b"".join(hashes), token_ids, tier]
+        case BlocksRemoved(hashes, tier):
+            return ["removed", b"".join(hashes), tier]
+        case CacheCleared():
+            return ["cleared"]
+
+
+def _event_from_wire(wire: Any, where: str) -> KvEvent:
+    kind: Any = wire[0] if isinstance(wire, list) and wire else None
+    if kind == "stored":
+        _, parent, hashes, token_ids, tier = _fields(wire, 5, where)
+        return _stored(parent, hashes, token_ids, tier, where)
+    if kind == "removed":
+        _, hashes, tier = _fields(wire, 3, where)
+        return BlocksRemoved(_hashes(hashes, f"{where}.hashes"), _typed(tier, str, f"{where}.tier"))
+    if kind == "cleared":
+        _fields(wire, 1, where)
+        return CacheCleared()
+    raise ValueError(f"{where}: unknown event {kind!r:.40}")
+
+
+def _stored(parent: Any, hashes: Any, token_ids: Any, tier: Any, where: str) -> BlocksStored:
+    if len(_typed(parent, bytes, f"{where}.parent")) != HASH_BYTES:
+        raise ValueError(f"{where}.parent must be {HASH_BYTES} bytes, got {len(parent)}")
+    run = _hashes(hashes, f"{where}.hashes")
+    num_bytes = len(_typed(token_ids, bytes, f"{where}.token_ids"))
+    if not num_bytes or num_bytes % (TOKEN_BYTES * len(run)):
+        raise ValueError(f"{where}.token_ids: {num_bytes} bytes are not whole blocks for {len(run)} hashes")
+    return BlocksStored(BlockHash(parent), run, token_ids, _typed(tier, str, f"{where}.tier"))
+
+
+def _hashes(value: Any, where: str) -> tuple[BlockHash, ...]:
+    packed = _typed(value, bytes, where)
+    if not packed or len(packed) % HASH_BYTES:
+        raise ValueError(f"{where} must be a positive multiple of {HASH_BYTES} bytes, got {len(packed)}")
+    return tuple(BlockHash(packed[i : i + HASH_BYTES]) for i in range(0, len(packed), HASH_BYTES))
+
+
+def _fields(value: Any, count: int, where: str) -> list[Any]:
+    fields: list[Any] = _typed(value, list, where)
+    if len(fields) != count:
+        raise ValueError(f"{where} must have {count} fields, got {len(fields)}")
+    return fields
+
+
+def _counter(value: Any, where: str) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{where} must be a non-negative integer, got {value!r:.40}")
+    return value
+
+
+def _typed(value: Any, kind: type[_T], where: str) -> _T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{where} must be {kind.__name__}, got {type(value).__name__}")
+    return value
