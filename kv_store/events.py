@@ -7,13 +7,12 @@ and is itself never stored. Events of one batch apply in order; leaves are remov
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import msgpack
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
 from ..cluster.ids import BlockHash, Epoch, ReplicaId
+from .hashing import HASH_BYTES, TOKEN_BYTES
 
 MAX_BATCH_BYTES = 64 * 2**20
-HASH_BYTES = 16
-TOKEN_BYTES = 4
 _VERSION = 1
 _T = TypeVar("_T")
 
@@ -58,9 +57,10 @@ class KvEventBatch:
 
 
 def encode(batch: KvEventBatch) -> bytes:
-    """msgpack of ``[version, replica, epoch, seq, [event, ...]]``. Raises ValueError above MAX_BATCH_BYTES."""
+    """The msgpack of ``[version, replica, epoch, seq, [event, ...]]``. Raises ValueError above MAX_BATCH_BYTES."""
     events = [_event_to_wire(event) for event in batch.events]
-    data = cast(bytes, msgpack.packb([_VERSION, batch.replica, batch.epoch, batch.seq, events]))
+    wire = [_VERSION, batch.replica, batch.epoch, batch.seq, events]
+    data = cast(bytes, msgpack.packb(wire))  # pyright: ignore[reportUnknownMemberType]
     if len(data) > MAX_BATCH_BYTES:
         raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
     return data
@@ -71,7 +71,7 @@ def decode(data: bytes) -> KvEventBatch:
     if len(data) > MAX_BATCH_BYTES:
         raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
     try:
-        wire: Any = msgpack.unpackb(data, strict_map_key=True)
+        wire = cast(Any, msgpack.unpackb(data))  # pyright: ignore[reportUnknownMemberType]
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ValueError(f"batch is not msgpack: {error or type(error).__name__}") from error
     version, replica, epoch, seq, events = _fields(wire, 5, "batch")
@@ -81,7 +81,7 @@ def decode(data: bytes) -> KvEventBatch:
         ReplicaId(_typed(replica, str, "replica")),
         Epoch(_counter(epoch, "epoch")),
         _counter(seq, "seq"),
-        tuple(_event_from_wire(event, f"events[{i}]") for i, event in enumerate(_typed(events, list, "events"))),
+        tuple(_event_from_wire(event, f"events[{i}]") for i, event in enumerate(_list(events, "events"))),
     )
 
 
@@ -96,7 +96,7 @@ def _event_to_wire(event: KvEvent) -> list[Any]:
 
 
 def _event_from_wire(wire: Any, where: str) -> KvEvent:
-    kind: Any = wire[0] if isinstance(wire, list) and wire else None
+    kind = next(iter(_list(wire, where)), None)
     if kind == "stored":
         _, parent, hashes, token_ids, tier = _fields(wire, 5, where)
         return _stored(parent, hashes, token_ids, tier, where)
@@ -127,10 +127,14 @@ def _hashes(value: Any, where: str) -> tuple[BlockHash, ...]:
 
 
 def _fields(value: Any, count: int, where: str) -> list[Any]:
-    fields: list[Any] = _typed(value, list, where)
+    fields = _list(value, where)
     if len(fields) != count:
         raise ValueError(f"{where} must have {count} fields, got {len(fields)}")
     return fields
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    return cast("list[Any]", _typed(value, list, where))
 
 
 def _counter(value: Any, where: str) -> int:

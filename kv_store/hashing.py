@@ -11,18 +11,22 @@ from hashlib import blake2b
 from ..cluster.ids import BlockHash
 
 HASH_BYTES = 16
+TOKEN_BYTES = 4
 
 
 def namespace_root(
     model: str, weights_version: str = "", adapter: str = "", kv_format: str = "", salt: str = ""
 ) -> BlockHash:
-    """Parent of the first blocks of every chain: KV is shared only where all of these are equal."""
+    """Parent of the first blocks of every chain: KV is shared only where all of these are equal.
+
+    Equal to ``salted(namespace_root(...without salt...), salt)``: who knows the plain root can add a tenant's salt.
+    """
     digest = blake2b(digest_size=HASH_BYTES, person=b"warmroot root")
-    for field in (model, weights_version, adapter, kv_format, salt):
+    for field in (model, weights_version, adapter, kv_format):
         data = field.encode()
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
-    return BlockHash(digest.digest())
+    return salted(BlockHash(digest.digest()), salt)
 
 
 def salted(root: BlockHash, salt: str) -> BlockHash:
@@ -47,7 +51,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 def chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """Hashes of the whole blocks of ``token_ids``; a last block that is not full has none."""
-    packed, step = pack_tokens(token_ids), 4 * block_size
+    packed, step = pack_tokens(token_ids), TOKEN_BYTES * block_size
     hashes: list[BlockHash] = []
     parent = root
     for start in range(0, len(packed) - step + 1, step):
