@@ -1,0 +1,117 @@
+"""What the engine knows of one sequence."""
+
+from array import array
+from enum import IntEnum
+from hashlib import blake2b
+
+from ...cluster.ids import BlockHash, RequestId
+from ...cluster.messages import FinishReason, GenerateRequest, TokenLogprob
+from ...cluster.sampling_params import SamplingParams
+from ...kv_store.hashing import TOKEN_BYTES, pack_tokens
+from ...kv_store.prefix_cache import KvLease
+from ...kv_store.radix import Node
+
+
+class Status(IntEnum):
+    """Where a request is. FINISHED is final; its pages may still be held until the step in flight is done."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Request:
+    """One sequence: ``tokens`` are prompt and output, of which the first ``num_computed`` have their KV in pages."""
+
+    __slots__ = (
+        "cached_tokens",
+        "id",
+        "in_flight",
+        "known",
+        "lease",
+        "max_tokens",
+        "namespace",
+        "node",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt",
+        "num_sent_blocks",
+        "order",
+        "overtaken",
+        "packed",
+        "params",
+        "priority",
+        "prompt_logprobs",
+        "seed",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, source: GenerateRequest, namespace: BlockHash, limit: int, order: tuple[float, int]) -> None:
+        """``limit`` bounds prompt and output together. Raises OverflowError or TypeError for tokens not in int32."""
+        self.id: RequestId = source.request_id
+        self.params: SamplingParams = source.params
+        self.priority = source.priority
+        self.namespace = namespace
+        self.tokens = array("i", source.prompt_token_ids)
+        self.tokens.extend(source.output_token_ids)
+        self.num_prompt = len(source.prompt_token_ids)
+        wanted = source.params.max_tokens
+        self.max_tokens = limit if wanted is None else min(limit, self.num_prompt + wanted)
+        """Of prompt and output together."""
+        self.seed = _seed(source.request_id) if source.params.seed is None else source.params.seed
+        self.order = order
+        self.status = Status.WAITING
+        self.num_computed = 0
+        self.num_preemptions = 0
+        self.overtaken = 0
+        self.lease: KvLease | None = None
+        self.known = False
+        """Whether the ranks have it."""
+        self.in_flight = False
+        self.num_sent_blocks = 0
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the cache when it first started."""
+        wants_prompt = source.params.prompt_logprobs is not None and not source.output_token_ids
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt else None
+        """Collected so far; None when not asked for or delivered already."""
+        self.packed = pack_tokens(self.tokens)
+        """``tokens`` for look-ups in the tree, while it waits."""
+        self.node: Node | None = None
+        """The deepest cached block seen by the last look-up, while it waits."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens, those of an earlier replica included."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt log-probabilities need every prompt position computed."""
+        return self.prompt_logprobs is None
+
+    def block_tokens(self, index: int, block_size: int) -> bytes:
+        """Packed tokens of a block; shorter where the sequence ends."""
+        if self.status is Status.WAITING:
+            return self.packed[index * block_size * TOKEN_BYTES : (index + 1) * block_size * TOKEN_BYTES]
+        return pack_tokens(self.tokens[index * block_size : (index + 1) * block_size])
+
+    def end(self, eos_token_ids: tuple[int, ...]) -> tuple[FinishReason, int | None] | None:
+        """Why the sequence is over, and the stop token that did it, judged by its last token; None: it goes on."""
+        if self.num_output and self.num_output >= self.params.min_tokens:
+            last = self.tokens[-1]
+            if not self.params.ignore_eos and last in eos_token_ids:
+                return FinishReason.STOP, None
+            if last in self.params.stop_token_ids:
+                return FinishReason.STOP, last
+        return (FinishReason.LENGTH, None) if len(self.tokens) >= self.max_tokens else None
+
+
+def _seed(request_id: RequestId) -> int:
+    """A seed for a request that nobody gave one: the same wherever it is resumed."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1
