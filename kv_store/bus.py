@@ -1,0 +1,212 @@
+"""The event bus: how routers learn what replicas hold and which of them live.
+
+A replica publishes its event batches in order, a snapshot when the bus wants one, and heartbeats that keep its lease.
+A router reads the streams of all replicas behind one opaque cursor. A snapshot is a batch that begins with
+``CacheCleared``; publishing it compacts the stream, so that whoever starts late reads the snapshot and what followed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ..cluster.messages import ReplicaInfo
+
+Cursor = dict[str, str]
+"""Where a reader stands. Only the bus that made it can read it; ``{}`` is the oldest entry kept."""
+
+_FIRST_LEASE_S = 60.0
+
+
+class BusEntry(NamedTuple):
+    """One encoded ``KvEventBatch`` as read from the bus."""
+
+    replica: str
+    data: bytes
+
+
+class EventBus(Protocol):
+    """What replicas and routers need of a bus; arguments and results are plain values that may cross processes.
+
+    An implementation that cannot reach its store raises ConnectionError; callers carry on with what they know.
+    """
+
+    async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
+        """Append encoded batches, in order. True: a snapshot is wanted. Words of an older epoch are dropped."""
+        ...
+
+    async def publish_snapshot(self, replica: str, epoch: int, snapshot: bytes) -> None:
+        """Put an encoded batch that begins with ``CacheCleared`` in place of all that was published before it."""
+        ...
+
+    async def heartbeat(self, info: ReplicaInfo, ttl_s: float) -> bool:
+        """Hold the lease for ``ttl_s`` from now. True: a snapshot is wanted."""
+        ...
+
+    async def leave(self, replica: str, epoch: int) -> None:
+        """Give the lease back at once; an older epoch cannot end a newer one's lease."""
+        ...
+
+    async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
+        """Entries after ``cursor``, those of one replica in order. Waits up to ``timeout_s`` when there are none.
+
+        Returns early, perhaps without entries, when a replica joins or leaves.
+        """
+        ...
+
+    async def members(self) -> list[ReplicaInfo]:
+        """Replicas whose lease holds, each with what it last announced."""
+        ...
+
+    async def request_snapshot(self, replica: str) -> None:
+        """Have the replica told, on its next word, that a reader lost track of it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the bus keeps of one replica."""
+
+    epoch: int
+    lease_ends: float
+    entries: deque[tuple[int, bytes]] = field(default_factory=deque[tuple[int, bytes]])
+    num_bytes: int = 0
+    info: ReplicaInfo | None = None
+    wants_snapshot: bool = True
+
+    def append(self, position: int, data: bytes, capacity_bytes: int) -> None:
+        self.entries.append((position, data))
+        self.num_bytes += len(data)
+        while self.num_bytes > capacity_bytes and len(self.entries) > 1:
+            self.num_bytes -= len(self.entries.popleft()[1])
+            self.wants_snapshot = True
+
+    def restart(self) -> None:
+        self.entries.clear()
+        self.num_bytes = 0
+
+
+class InMemoryBus:
+    """``EventBus`` in one process. ``incarnation`` tells readers' cursors of another bus from its own.
+
+    ``clock`` gives monotonic seconds. A stream keeps its newest ``capacity_bytes``; a lease that ran out takes its
+    stream along. One ``read`` returns about ``read_bytes`` at most.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        incarnation: str,
+        capacity_bytes: int = 32 * 2**20,
+        read_bytes: int = 8 * 2**20,
+    ) -> None:
+        self._clock = clock
+        self._incarnation = incarnation
+        self._capacity_bytes = capacity_bytes
+        self._read_bytes = read_bytes
+        self._streams: dict[str, _Stream] = {}
+        self._position = 0
+        self._news = asyncio.Event()
+
+    async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
+        """See ``EventBus``."""
+        stream = self._stream(replica, epoch)
+        if stream is None:
+            return False
+        for data in batches:
+            self._append(stream, data)
+        if batches:
+            self._wake()
+        return stream.wants_snapshot
+
+    async def publish_snapshot(self, replica: str, epoch: int, snapshot: bytes) -> None:
+        """See ``EventBus``."""
+        stream = self._stream(replica, epoch)
+        if stream is None:
+            return
+        stream.restart()
+        stream.wants_snapshot = False
+        self._append(stream, snapshot)
+        self._wake()
+
+    async def heartbeat(self, info: ReplicaInfo, ttl_s: float) -> bool:
+        """See ``EventBus``."""
+        self._expire()
+        stream = self._stream(info.replica, info.epoch)
+        if stream is None:
+            return False
+        joined, stream.info = stream.info != info, info
+        stream.lease_ends = self._clock() + ttl_s
+        if joined:
+            self._wake()
+        return stream.wants_snapshot
+
+    async def leave(self, replica: str, epoch: int) -> None:
+        """See ``EventBus``."""
+        stream = self._streams.get(replica)
+        if stream is not None and stream.epoch <= epoch:
+            del self._streams[replica]
+            self._wake()
+
+    async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
+        """See ``EventBus``."""
+        position = int(cursor["position"]) if cursor.get("bus") == self._incarnation else 0
+        if self._position <= position:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+        return self._after(position)
+
+    async def members(self) -> list[ReplicaInfo]:
+        """See ``EventBus``."""
+        self._expire()
+        return [stream.info for stream in self._streams.values() if stream.info is not None]
+
+    async def request_snapshot(self, replica: str) -> None:
+        """See ``EventBus``."""
+        if replica in self._streams:
+            self._streams[replica].wants_snapshot = True
+
+    def _stream(self, replica: str, epoch: int) -> _Stream | None:
+        """The replica's stream, made anew for a newer epoch; None for an older one."""
+        stream = self._streams.get(replica)
+        if stream is None or stream.epoch < epoch:
+            # Words without a heartbeat, such as a dead replica's last, must not stay for ever.
+            stream = self._streams[replica] = _Stream(epoch, self._clock() + _FIRST_LEASE_S)
+        return stream if stream.epoch == epoch else None
+
+    def _append(self, stream: _Stream, data: bytes) -> None:
+        self._position += 1
+        stream.append(self._position, data, self._capacity_bytes)
+
+    def _after(self, position: int) -> tuple[list[BusEntry], Cursor]:
+        fresh: list[tuple[int, BusEntry]] = []
+        for replica, stream in self._streams.items():
+            for at, data in reversed(stream.entries):
+                if at <= position:
+                    break
+                fresh.append((at, BusEntry(replica, data)))
+        fresh.sort(key=lambda pair: pair[0])
+        entries: list[BusEntry] = []
+        size, reached = 0, self._position
+        for at, entry in fresh:
+            if entries and size + len(entry.data) > self._read_bytes:
+                break
+            entries.append(entry)
+            size, reached = size + len(entry.data), at
+        if len(entries) == len(fresh):
+            reached = self._position
+        return entries, {"bus": self._incarnation, "position": str(reached)}
+
+    def _expire(self) -> None:
+        now = self._clock()
+        dead = [name for name, stream in self._streams.items() if stream.lease_ends <= now]
+        for name in dead:
+            del self._streams[name]
+        if dead:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

@@ -1,0 +1,260 @@
+"""The ingress's end of the channel: one lasting connection to one replica, and a stream per request over it."""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from ..cluster.errors import ReplicaUnavailableError, WarmrootError
+from ..cluster.ids import RequestId
+from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from . import wire
+from .wire import WireError
+
+PING_S = 2.0
+SILENCE_S = 10.0
+"""A peer that says nothing for this long, not even pong, is gone."""
+CONNECT_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class DeltaStream:
+    """Deltas of one request, in order: an async iterator. ``close`` before the last one aborts the request."""
+
+    def __init__(self, request_id: RequestId, abort: Callable[[RequestId], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._deltas: deque[TokenDelta] = deque()
+        self._error: WarmrootError | None = None
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> "DeltaStream":
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        """The next delta. Raises ReplicaUnavailableError when the connection broke before the last one."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._deltas.popleft()
+
+    def put(self, delta: TokenDelta) -> None:
+        """A delta came."""
+        if not self._ended:
+            self._deltas.append(delta)
+            self._ended = delta.finish_reason is not None
+            self._wake()
+
+    def fail(self, error: WarmrootError) -> None:
+        """No further delta will come."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    def close(self) -> None:
+        """The consumer is through with it."""
+        if not self._ended:
+            self._ended = True
+            self._abort(self.request_id)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ChannelClient:
+    """Keeps one connection to the replica that ``info`` describes, and comes back with a backoff when it breaks.
+
+    ``load`` is the replica's latest word on itself. ``on_change`` is called when ``connected`` changes.
+    """
+
+    def __init__(self, info: ReplicaInfo, token: str, on_change: Callable[[], None] = lambda: None) -> None:
+        self.info = info
+        self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
+        self._token = token
+        self._on_change = on_change
+        self._connection: _Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request can be submitted now."""
+        return self._connection is not None
+
+    def start(self) -> None:
+        """Connect in the background."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"channel {self.info.replica}")
+
+    async def close(self) -> None:
+        """Disconnect; open streams fail with ReplicaUnavailableError."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def submit(self, request: GenerateRequest) -> DeltaStream:
+        """Its deltas, once the replica accepted it. Raises what the replica refused it with, or
+        ReplicaUnavailableError without a connection.
+        """
+        if self._connection is None:
+            raise ReplicaUnavailableError(f"not connected to {self.info.replica}")
+        return await self._connection.submit(request)
+
+    async def _run(self) -> None:
+        backoff = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._serve_one_connection()
+                backoff = FIRST_BACKOFF_S
+            except (OSError, asyncio.TimeoutError, WarmrootError) as error:
+                logger.info("channel to %s at %s: %s", self.info.replica, self.info.address, error)
+            await asyncio.sleep(backoff)
+            backoff = min(MAX_BACKOFF_S, 2 * backoff)
+
+    async def _serve_one_connection(self) -> None:
+        host, _, port = self.info.address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port))
+        _, connection = await asyncio.wait_for(open_connection, CONNECT_TIMEOUT_S)
+        try:
+            ack = await asyncio.wait_for(connection.greet(self._token), CONNECT_TIMEOUT_S)
+            if (ack.info.replica, ack.info.epoch) != (self.info.replica, self.info.epoch):
+                raise WireError(f"{self.info.address} is now {ack.info.replica} of epoch {ack.info.epoch}")
+            self.load, self._connection = ack.load, connection
+            self._on_change()
+            await connection.live()
+        finally:
+            connection.cut()
+            if self._connection is not None:
+                self._connection = None
+                self._on_change()
+
+
+class _Connection(asyncio.Protocol):
+    """One life of the connection."""
+
+    def __init__(self, client: ChannelClient) -> None:
+        loop = asyncio.get_running_loop()
+        self._client = client
+        self._frames = wire.FrameDecoder(wire.MAX_FRAME_BYTES)
+        self._streams: dict[RequestId, DeltaStream] = {}
+        self._answers: dict[RequestId, asyncio.Future[None]] = {}
+        self._ack: asyncio.Future[wire.HelloAck] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._heard = loop.time()
+        self._reason: WarmrootError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        replica = self._client.info.replica
+        why = self._reason or ReplicaUnavailableError(f"lost the connection to {replica}: {exc or 'closed'}")
+        if not self._ack.done():
+            self._ack.set_exception(why)
+            self._ack.exception()  # read, so that a caller that timed out leaves no warning behind
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ReplicaUnavailableError(str(why)))
+        for stream in self._streams.values():
+            stream.fail(ReplicaUnavailableError(str(why)))
+        self._answers.clear()
+        self._streams.clear()
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        self._frames.feed(data)
+        try:
+            while not self._transport.is_closing() and (body := self._frames.next()) is not None:
+                self._handle(wire.decode(body))
+        except WarmrootError as error:
+            logger.warning("closing the channel to %s: %s", self._client.info.replica, error)
+            self._reason = self._reason or error
+            self.cut()
+
+    async def greet(self, token: str) -> wire.HelloAck:
+        self._send(wire.Hello(token))
+        return await self._ack
+
+    async def live(self) -> None:
+        """Until the connection is lost; notices a silent peer."""
+        loop = asyncio.get_running_loop()
+        while not self._lost.done():
+            await asyncio.wait([self._lost], timeout=PING_S)
+            if loop.time() - self._heard > SILENCE_S:
+                self._reason = ReplicaUnavailableError(f"{self._client.info.replica} fell silent")
+                self.cut()
+            self._send(wire.Ping())
+
+    async def submit(self, request: GenerateRequest) -> DeltaStream:
+        request_id = request.request_id
+        frame = wire.encode(wire.Submit(request))
+        self._streams[request_id] = stream = DeltaStream(request_id, self._abort)
+        self._answers[request_id] = answer = asyncio.get_running_loop().create_future()
+        self._transport.write(frame)
+        try:
+            await answer
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        except WarmrootError:
+            self._streams.pop(request_id, None)
+            raise
+        finally:
+            self._answers.pop(request_id, None)
+        return stream
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    def _handle(self, message: wire.Message) -> None:
+        match message:
+            case wire.Deltas(deltas, load):
+                self._client.load = load
+                for delta in deltas:
+                    self._deliver(delta)
+            case wire.Accepted(request_id, load):
+                self._client.load = load
+                if (answer := self._answers.get(request_id)) is not None and not answer.done():
+                    answer.set_result(None)
+            case wire.Rejected(request_id, error, load):
+                self._client.load = load
+                if (answer := self._answers.get(request_id)) is not None and not answer.done():
+                    answer.set_exception(error)
+            case wire.Pong(load):
+                self._client.load = load
+            case wire.HelloAck() if not self._ack.done():
+                self._ack.set_result(message)
+            case wire.Failure(error):
+                self._reason = error
+                self.cut()
+            case _:
+                raise WireError(f"an ingress takes no {type(message).__name__}")
+
+    def _deliver(self, delta: TokenDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
+        if delta.finish_reason is not None:
+            del self._streams[delta.request_id]
+        stream.put(delta)
+
+    def _abort(self, request_id: RequestId) -> None:
+        self._streams.pop(request_id, None)
+        self._send(wire.Abort(request_id))
+
+    def _send(self, message: wire.Message) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(wire.encode(message))

@@ -1,0 +1,189 @@
+"""The replica's end of the channel: takes requests from every ingress, sends each one its deltas once per step."""
+
+import asyncio
+import hmac
+import logging
+from typing import Protocol, cast
+
+from ..cluster.errors import AuthenticationError, EngineError, InvalidRequestError, WarmrootError
+from ..cluster.ids import RequestId
+from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from . import wire
+from .wire import WireError
+
+HELLO_TIMEOUT_S = 5.0
+MAX_UNSENT_BYTES = 64 * 2**20
+"""An ingress that reads this far too slowly is cut off."""
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaService(Protocol):
+    """What the server needs of an engine. All calls come from the server's event loop and must not block."""
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """What the replica announces."""
+        ...
+
+    def load(self) -> Load:
+        """How busy it is now."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue it. Raises a WarmrootError to refuse it; deltas come by ``ChannelServer.push``, never inside."""
+        ...
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget it; unknown ids are fine."""
+        ...
+
+
+class ChannelServer:
+    """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret."""
+
+    def __init__(self, service: ReplicaService, token: str) -> None:
+        self.service = service
+        self.owners: dict[RequestId, _Connection] = {}
+        self._token = token
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int = 0) -> str:
+        """Listen; returns ``host:port``, with the port that was free if 0 was asked for."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), host, port)
+        bound = cast("tuple[str, int]", self._server.sockets[0].getsockname()[:2])
+        return f"{bound[0]}:{bound[1]}"
+
+    async def close(self) -> None:
+        """Stop listening and cut every connection, which aborts its requests."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.cut()
+        await asyncio.sleep(0)
+
+    def push(self, deltas: list[TokenDelta]) -> None:
+        """Send the deltas of one engine step: one message per connection. Call it on the server's event loop."""
+        shares: dict[_Connection, list[TokenDelta]] = {}
+        for delta in deltas:
+            owner = self.owners.get(delta.request_id)
+            if owner is None:
+                continue
+            shares.setdefault(owner, []).append(delta)
+            if delta.finish_reason is not None:
+                owner.disown(delta.request_id)
+        load = self.service.load()
+        for connection, share in shares.items():
+            connection.send_deltas(share, load)
+
+    def admits(self, token: str) -> bool:
+        """Whether the peer knows the secret, in time that does not tell how much of it was right."""
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    def joined(self, connection: "_Connection") -> None:
+        """A peer connected."""
+        self._connections.add(connection)
+
+    def left(self, connection: "_Connection") -> None:
+        """A peer is gone: nobody waits for its requests any more."""
+        self._connections.discard(connection)
+        for request_id in list(connection.requests):
+            connection.disown(request_id)
+            self.service.abort(request_id)
+
+
+class _Connection(asyncio.Protocol):
+    """One ingress."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        self.requests: set[RequestId] = set()
+        self._server = server
+        self._frames = wire.FrameDecoder(wire.MAX_HELLO_BYTES)
+        self._trusted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.joined(self)
+        self._deadline = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.cut)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._server.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.feed(data)
+        try:
+            while not self._transport.is_closing() and (body := self._frames.next()) is not None:
+                self._handle(wire.decode(body))
+        except WarmrootError as error:
+            logger.warning("closing the channel to %s: %s", self._transport.get_extra_info("peername"), error)
+            self._send(wire.Failure(error))
+            self._transport.close()
+
+    def send_deltas(self, deltas: list[TokenDelta], load: Load) -> None:
+        try:
+            self._send(wire.Deltas(deltas, load))
+        except WireError:
+            # Its streams can no longer be whole; the others' must not suffer for it.
+            logger.exception("cutting off %s", self._transport.get_extra_info("peername"))
+            self.cut()
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            logger.warning("cutting off an ingress that does not read: %s", self._transport.get_extra_info("peername"))
+            self.cut()
+
+    def disown(self, request_id: RequestId) -> None:
+        self.requests.discard(request_id)
+        self._server.owners.pop(request_id, None)
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    def _handle(self, message: wire.Message) -> None:
+        match message:
+            case wire.Hello(token, version) if not self._trusted:
+                self._greet(token, version)
+            case _ if not self._trusted:
+                raise AuthenticationError("say hello first")
+            case wire.Submit(request):
+                self._submit(request)
+            case wire.Abort(request_id):
+                if request_id in self.requests:
+                    self.disown(request_id)
+                    self._server.service.abort(request_id)
+            case wire.Ping():
+                self._send(wire.Pong(self._server.service.load()))
+            case _:
+                raise WireError(f"a replica takes no {type(message).__name__}")
+
+    def _greet(self, token: str, version: int) -> None:
+        if not self._server.admits(token):
+            raise AuthenticationError("wrong cluster token")
+        if version != wire.PROTOCOL_VERSION:
+            raise WireError(f"protocol version {version}, this replica speaks {wire.PROTOCOL_VERSION}")
+        self._trusted = True
+        self._deadline.cancel()
+        self._frames.limit = wire.MAX_FRAME_BYTES
+        self._send(wire.HelloAck(self._server.service.info, self._server.service.load()))
+
+    def _submit(self, request: GenerateRequest) -> None:
+        service = self._server.service
+        try:
+            if request.request_id in self._server.owners:
+                raise InvalidRequestError(f"request {request.request_id} is already running", param="request_id")
+            service.submit(request)
+        except WarmrootError as error:
+            self._send(wire.Rejected(request.request_id, error, service.load()))
+        except Exception as error:
+            logger.exception("submitting %s failed", request.request_id)
+            fault = EngineError(f"{type(error).__name__}: {error}")
+            self._send(wire.Rejected(request.request_id, fault, service.load()))
+        else:
+            self.requests.add(request.request_id)
+            self._server.owners[request.request_id] = self
+            self._send(wire.Accepted(request.request_id, service.load()))
+
+    def _send(self, message: wire.Message) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(wire.encode(message))

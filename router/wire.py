@@ -1,0 +1,374 @@
+"""What travels between ingress and replica: frames of a 4-byte big-endian length and a msgpack array.
+
+The array is ``[kind, field, ...]``; a delta is an array too, with empty fields at its end left out. Whatever does not
+decode raises WireError, which names the fault; the connection is then closed.
+"""
+
+import dataclasses
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+
+from ..cluster import errors
+from ..cluster.errors import OverloadedError, ServerError, WarmrootError
+from ..cluster.ids import ReplicaId, RequestId
+from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
+from ..cluster.sampling_params import SamplingParams
+from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_HELLO_BYTES = 4096
+"""Limit on a frame of a peer that has not shown the token yet."""
+_LENGTH_BYTES = 4
+_T = TypeVar("_T")
+
+
+class WireError(ServerError):
+    """The peer sent something that is no message."""
+
+    code = "wire_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First word of an ingress. ``token`` is the cluster's shared secret."""
+
+    token: str
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class HelloAck:
+    """First word of a replica, once the token proved right."""
+
+    info: ReplicaInfo
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate this."""
+
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client left."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Deltas of that request will follow."""
+
+    request_id: RequestId
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """No delta of that request will follow."""
+
+    request_id: RequestId
+    error: WarmrootError
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """News of all the connection's requests after one engine step."""
+
+    deltas: list[TokenDelta]
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """I am, and this busy."""
+
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the sender closes the connection."""
+
+    error: WarmrootError
+
+
+Message = Hello | HelloAck | Submit | Abort | Accepted | Rejected | Deltas | Ping | Pong | Failure
+
+
+def encode(message: Message) -> bytes:
+    """One frame. Raises WireError above MAX_FRAME_BYTES."""
+    body = cast(bytes, msgpack.packb(_to_wire(message)))
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"a message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def decode(body: bytes) -> Message:
+    """Inverse of ``encode``, without the length. Raises WireError."""
+    try:
+        wire = msgpack.unpackb(body, strict_map_key=False)
+        return _from_wire(cast("list[Any]", wire))
+    except WireError:
+        raise
+    except Exception as error:  # a peer's bytes can break msgpack and every constructor in any way
+        raise WireError(f"not a message: {type(error).__name__}: {error}"[:200]) from error
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames. ``limit`` bounds one frame and may be raised once the peer is trusted."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes as they came."""
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The next frame's body, or None until more bytes come. Raises WireError for a frame above the limit."""
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        end = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if end - _LENGTH_BYTES > self.limit:
+            raise WireError(f"a frame of {end - _LENGTH_BYTES} bytes exceeds {self.limit}")
+        if len(self._buffer) < end:
+            return None
+        body = bytes(memoryview(self._buffer)[_LENGTH_BYTES:end])
+        del self._buffer[:end]
+        return body
+
+
+_KINDS: tuple[type[Message], ...] = (
+    Hello,
+    HelloAck,
+    Submit,
+    Abort,
+    Accepted,
+    Rejected,
+    Deltas,
+    Ping,
+    Pong,
+    Failure,
+)
+_KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+def _to_wire(message: Message) -> list[Any]:
+    kind = _KIND_OF[type(message)]
+    match message:
+        case Deltas(deltas, load):
+            return [kind, [_delta_to_wire(delta) for delta in deltas], _load_to_wire(load)]
+        case Hello(token, version):
+            return [kind, token, version]
+        case HelloAck(info, load):
+            return [kind, dataclasses.asdict(info), _load_to_wire(load)]
+        case Submit(request):
+            return [kind, *_request_to_wire(request)]
+        case Abort(request_id):
+            return [kind, request_id]
+        case Accepted(request_id, load):
+            return [kind, request_id, _load_to_wire(load)]
+        case Rejected(request_id, error, load):
+            return [kind, request_id, _error_to_wire(error), _load_to_wire(load)]
+        case Ping():
+            return [kind]
+        case Pong(load):
+            return [kind, _load_to_wire(load)]
+        case Failure(error):
+            return [kind, _error_to_wire(error)]
+
+
+def _from_wire(wire: list[Any]) -> Message:
+    kind, *fields = wire
+    if type(kind) is not int or not 0 <= kind < len(_KINDS):
+        raise WireError(f"unknown kind of message: {kind!r:.40}")
+    match _KINDS[kind].__name__, fields:
+        case "Deltas", [list(deltas), load]:
+            return Deltas([_delta_from_wire(delta) for delta in cast("list[list[Any]]", deltas)], _load_from_wire(load))
+        case "Hello", [str(token), int(version)]:
+            return Hello(token, version)
+        case "HelloAck", [dict(info), load]:
+            return HelloAck(_info_from_wire(cast("dict[str, Any]", info)), _load_from_wire(load))
+        case "Submit", [*request]:
+            return Submit(_request_from_wire(request))
+        case "Abort", [str(request_id)]:
+            return Abort(RequestId(request_id))
+        case "Accepted", [str(request_id), load]:
+            return Accepted(RequestId(request_id), _load_from_wire(load))
+        case "Rejected", [str(request_id), error, load]:
+            return Rejected(RequestId(request_id), _error_from_wire(error), _load_from_wire(load))
+        case "Ping", []:
+            return Ping()
+        case "Pong", [load]:
+            return Pong(_load_from_wire(load))
+        case "Failure", [error]:
+            return Failure(_error_from_wire(error))
+        case name, _:
+            raise WireError(f"{name} has wrong fields")
+
+
+def _request_to_wire(request: GenerateRequest) -> list[Any]:
+    return [
+        request.request_id,
+        pack_tokens(request.prompt_token_ids),
+        request.params.to_wire(),
+        pack_tokens(request.output_token_ids),
+        request.priority,
+        request.cache_salt,
+        request.arrival,
+    ]
+
+
+def _request_from_wire(wire: list[Any]) -> GenerateRequest:
+    request_id, prompt, params, output, priority, cache_salt, arrival = wire
+    return GenerateRequest(
+        request_id=RequestId(_typed(request_id, str)),
+        prompt_token_ids=_unpack_tokens(prompt),
+        params=SamplingParams.from_wire(_typed(params, dict)),
+        output_token_ids=_unpack_tokens(output),
+        priority=_typed(priority, int),
+        cache_salt=_typed(cache_salt, str),
+        arrival=float(arrival),
+    )
+
+
+def _unpack_tokens(packed: Any) -> list[int]:
+    tokens = array("i")
+    if len(_typed(packed, bytes)) % TOKEN_BYTES:
+        raise WireError(f"{len(packed)} bytes are not whole tokens")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def _delta_to_wire(delta: TokenDelta) -> list[Any]:
+    wire: list[Any] = [
+        delta.request_id,
+        delta.index,
+        delta.token_ids,
+        delta.finish_reason,
+        delta.stop_reason,
+        delta.cached_tokens,
+        delta.error,
+        delta.logprobs and [_logprob_to_wire(logprob) for logprob in delta.logprobs],
+        delta.prompt_logprobs and [logprob and _logprob_to_wire(logprob) for logprob in delta.prompt_logprobs],
+    ]
+    while wire[-1] is None:
+        wire.pop()
+    return wire
+
+
+def _delta_from_wire(wire: list[Any]) -> TokenDelta:
+    if not 3 <= len(wire) <= 9:
+        raise WireError(f"a delta of {len(wire)} fields")
+    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs = (
+        *wire,
+        *(None,) * (9 - len(wire)),
+    )
+    return TokenDelta(
+        request_id=RequestId(_typed(request_id, str)),
+        index=_typed(index, int),
+        token_ids=_typed(token_ids, list),
+        finish_reason=None if finish is None else FinishReason(finish),
+        stop_reason=stop,
+        cached_tokens=cached,
+        error=error,
+        logprobs=None if logprobs is None else [_logprob_from_wire(logprob) for logprob in logprobs],
+        prompt_logprobs=None
+        if prompt_logprobs is None
+        else [None if logprob is None else _logprob_from_wire(logprob) for logprob in prompt_logprobs],
+    )
+
+
+def _logprob_to_wire(logprob: TokenLogprob) -> list[Any]:
+    return [logprob.token_id, logprob.logprob, logprob.rank, logprob.top]
+
+
+def _logprob_from_wire(wire: list[Any]) -> TokenLogprob:
+    token_id, logprob, rank, top = wire
+    return TokenLogprob(token_id, logprob, rank, tuple((int(token), float(value)) for token, value in top))
+
+
+def _load_to_wire(load: Load) -> list[int]:
+    return [
+        load.running,
+        load.waiting,
+        load.waiting_tokens,
+        load.kv_used_blocks,
+        load.kv_total_blocks,
+        load.max_num_seqs,
+    ]
+
+
+def _load_from_wire(wire: Any) -> Load:
+    running, waiting, waiting_tokens, kv_used_blocks, kv_total_blocks, max_num_seqs = (_typed(n, int) for n in wire)
+    return Load(
+        running=running,
+        waiting=waiting,
+        waiting_tokens=waiting_tokens,
+        kv_used_blocks=kv_used_blocks,
+        kv_total_blocks=max(1, kv_total_blocks),
+        max_num_seqs=max(1, max_num_seqs),
+    )
+
+
+def _info_from_wire(wire: dict[str, Any]) -> ReplicaInfo:
+    info = ReplicaInfo(**wire)
+    for spec in dataclasses.fields(info):
+        value: Any = getattr(info, spec.name)
+        wanted = _INFO_TYPES.get(spec.name, str)
+        if not isinstance(value, wanted):
+            raise WireError(f"ReplicaInfo.{spec.name} must not be {type(value).__name__}")
+    return dataclasses.replace(info, replica=ReplicaId(info.replica))
+
+
+_INFO_TYPES: dict[str, type | tuple[type, ...]] = {
+    "epoch": int,
+    "kv_namespace": bytes,
+    "block_size": int,
+    "kv_total_blocks": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "max_model_len": int,
+    "prefill_tokens_per_s": (int, float),
+    "decode_step_s": (int, float),
+    "pid": int,
+}
+
+
+def _error_to_wire(error: WarmrootError) -> list[Any]:
+    retry_after = error.retry_after if isinstance(error, OverloadedError) else None
+    return [type(error).__name__, error.message, error.param, retry_after]
+
+
+def _error_from_wire(wire: Any) -> WarmrootError:
+    name, message, param, retry_after = wire
+    kind = WireError if name == WireError.__name__ else getattr(errors, str(name), None)
+    if not (isinstance(kind, type) and issubclass(kind, WarmrootError)):
+        return ServerError(f"{name}: {message}", param=param)
+    if issubclass(kind, OverloadedError):
+        return kind(str(message), retry_after=float(retry_after or 0.0), param=param)
+    return kind(str(message), param=param)
+
+
+def _typed(value: Any, kind: type[_T]) -> _T:
+    if not isinstance(value, kind):
+        raise WireError(f"{kind.__name__} expected, got {type(value).__name__}")
+    return value
