@@ -1,0 +1,157 @@
+"""Prometheus metrics of an ingress: ``vllm:*`` names for requests and replicas, ``warmroot:*`` for routing.
+
+Counters and histograms are fed request by request; what the cluster knows is read at scrape time. The label
+``engine`` is the replica's id. vLLM's dashboards and the Gateway API's endpoint picker read these names.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus
+
+if TYPE_CHECKING:
+    from .frontend import OutputDelta
+
+LABELS = ("model_name", "engine")
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+
+
+class RequestMetrics:
+    """The collectors of one application, in a registry of its own."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.registry = CollectorRegistry()
+        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", TTFT_BUCKETS)
+        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Time between deltas", ITL_BUCKETS)
+        self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", E2E_BUCKETS)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token")
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens whose KV was in the cache")
+        self.cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
+        self.success = Counter(
+            "vllm:request_success",
+            "Sequences that came to their end",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self.registry.register(ClusterCollector(cluster))
+
+    def exposition(self) -> bytes:
+        """Prometheus text format 0.0.4."""
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, LABELS, registry=self.registry)
+
+
+class RequestMeter:
+    """Watches the deltas of one prompt. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, metrics: RequestMetrics, model: str, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._clock = clock
+        self._started = clock()
+        self._last: dict[int, float] = {}
+        self._labels: tuple[str, str] | None = None
+
+    def observe(self, delta: "OutputDelta") -> None:
+        """Count one delta of the prompt's choice ``delta.index``."""
+        now = self._clock()
+        if self._labels is None:
+            self._first(delta, now)
+        previous = self._last.get(delta.index)
+        self._last[delta.index] = now
+        if previous is not None:
+            self._inter_token.observe(now - previous)
+        self._generation.inc(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._finish(str(delta.finish_reason), now)
+
+    def _first(self, delta: "OutputDelta", now: float) -> None:
+        metrics, self._labels = self._metrics, (self._model, delta.replica or "")
+        metrics.time_to_first_token.labels(*self._labels).observe(now - self._started)
+        for counter in (metrics.prompt_tokens, metrics.cache_queries):
+            counter.labels(*self._labels).inc(delta.num_prompt_tokens)
+        for counter in (metrics.cached_tokens, metrics.cache_hits):
+            counter.labels(*self._labels).inc(delta.cached_tokens or 0)
+        self._inter_token = metrics.inter_token_latency.labels(*self._labels)
+        self._generation = metrics.generation_tokens.labels(*self._labels)
+
+    def _finish(self, reason: str, now: float) -> None:
+        assert self._labels is not None
+        self._metrics.e2e_latency.labels(*self._labels).observe(now - self._started)
+        self._metrics.success.labels(*self._labels, reason).inc()
+
+
+class ClusterCollector(Collector):
+    """Reads the cluster's state when Prometheus asks."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+
+    def collect(self) -> Iterable[Metric]:
+        """The gauges of each replica and the counts of the router."""
+        replicas = self._cluster.replicas()
+        yield from _replica_gauges(replicas)
+        yield _cache_config(replicas)
+        yield _ready_replicas(replicas)
+        yield from self._routing()
+
+    def _routing(self) -> Iterable[Metric]:
+        stats = self._cluster.routing()
+        decisions = CounterMetricFamily(
+            "warmroot:routing_decisions", "Requests routed, by policy and reason", labels=("policy", "reason")
+        )
+        for (policy, reason), count in stats.decisions.items():
+            decisions.add_metric((policy, reason), count)
+        yield decisions
+        for name, text, tokens in (
+            ("predicted", "Prompt tokens expected in the chosen replica's cache", stats.predicted_hit_tokens),
+            ("actual", "Prompt tokens that the chosen replica found in its cache", stats.actual_hit_tokens),
+            ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
+        ):
+            yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
+
+
+def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:
+    running = _gauge("num_requests_running", "Sequences that are computed now")
+    waiting = _gauge("num_requests_waiting", "Sequences that wait in the replica")
+    usage = _gauge("kv_cache_usage_perc", "Share of KV blocks held by running sequences, 0 to 1")
+    for replica in replicas:
+        labels = (replica.info.model, replica.info.replica)
+        running.add_metric(labels, replica.load.running)
+        waiting.add_metric(labels, replica.load.waiting)
+        usage.add_metric(labels, replica.load.kv_usage)
+    return [running, waiting, usage]
+
+
+def _cache_config(replicas: Iterable[ReplicaStatus]) -> GaugeMetricFamily:
+    labels = (*LABELS, "block_size", "num_gpu_blocks")
+    config = GaugeMetricFamily("vllm:cache_config_info", "The replica's KV cache", labels=labels)
+    for replica in replicas:
+        info = replica.info
+        config.add_metric((info.model, info.replica, str(info.block_size), str(info.kv_total_blocks)), 1)
+    return config
+
+
+def _ready_replicas(replicas: Iterable[ReplicaStatus]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily("warmroot:replicas", "Replicas by state", labels=("state",))
+    states = [replica.state for replica in replicas]
+    for state in ReplicaState:
+        gauge.add_metric((state.value,), states.count(state))
+    return gauge
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)

@@ -1,0 +1,89 @@
+"""Bodies of ``POST /v1/completions``."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from ...cluster.errors import InvalidRequestError
+from ...cluster.sampling_params import SamplingParams
+from .protocol import GenerationRequest, ResponseBody, TopLogprobs, UsageBody
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 2048
+
+
+class CompletionRequest(GenerationRequest):
+    """OpenAI's completion request with vLLM's extensions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """A text, token ids, or a list of either."""
+    echo: bool | None = None
+    """Put the prompt before the output."""
+    logprobs: int | None = TopLogprobs
+    """Report the log-probability of each token and of so many likeliest ones."""
+    add_special_tokens: bool = True
+    """Add the tokenizer's special tokens (such as BOS) to text prompts."""
+    suffix: str | None = None
+    """Not supported."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GenerationRequest.unsupported, "suffix": ("",)}
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one. Raises InvalidRequestError for an empty one."""
+        prompts = self._as_list()
+        if not prompts or any(not prompt for prompt in prompts):
+            raise InvalidRequestError("prompt must not be empty", param="prompt")
+        if len(prompts) > MAX_PROMPTS:
+            raise InvalidRequestError(f"prompt must not hold more than {MAX_PROMPTS} prompts", param="prompt")
+        return prompts
+
+    def _as_list(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    def to_sampling_params(self) -> SamplingParams:
+        """What the sampler is asked for. Raises InvalidRequestError naming the field at fault."""
+        echoed = self.logprobs if self.echo and self.logprobs is not None else None
+        return self.sampling_params(
+            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs if self.prompt_logprobs is not None else echoed,
+        )
+
+
+class CompletionLogprobs(ResponseBody):
+    """Log-probabilities of a choice, position by position."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(ResponseBody):
+    """One completion: number ``i`` of prompt ``p`` has the index ``p * n + i``."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None
+    """``stop``, ``length`` or ``abort``; null while it streams."""
+    stop_reason: int | str | None = None
+    """The stop text or token id that ended it."""
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class Completion(ResponseBody):
+    """The response without ``stream``; a stream's events have the same form."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[CompletionChoice]
+    usage: UsageBody | None = None

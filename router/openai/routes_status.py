@@ -1,0 +1,83 @@
+"""Models, health, load, version and metrics."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from ...cluster.errors import ReplicaUnavailableError
+from .protocol import ErrorBody, ModelCard, ModelList
+from .service import Service
+
+
+def model_routes(service: Service) -> APIRouter:
+    """``/v1/models``."""
+    router = APIRouter(tags=["models"])
+    created = int(service.clock())
+
+    def card(name: str) -> ModelCard:
+        _, frontend = service.model(name, param=None)
+        return ModelCard(id=name, created=created, root=frontend.model, max_model_len=frontend.max_model_len)
+
+    @router.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The served models."""
+        return ModelList(data=[card(name) for name in list(service.frontends)])
+
+    @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
+    async def retrieve_model(model: str) -> ModelCard:
+        """One served model."""
+        return card(model)
+
+    return router
+
+
+def health_routes(service: Service) -> APIRouter:
+    """``/health`` and its kin: for probes, load balancers and scrapers."""
+    router = APIRouter(tags=["status"])
+    unavailable: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody}}
+
+    @router.get("/livez")
+    async def live() -> Response:
+        """200 as long as this process answers."""
+        return Response()
+
+    async def ready() -> Response:
+        """200 when a replica is ready, 503 before."""
+        if not service.ready():
+            raise ReplicaUnavailableError("no replica is ready")
+        return Response()
+
+    for path in ("/health", "/readyz", "/ping"):
+        router.add_api_route(path, ready, methods=["GET"], responses=unavailable, operation_id=path[1:])
+    router.add_api_route("/ping", ready, methods=["POST"], responses=unavailable, operation_id="ping_post")
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of the server."""
+        return {"version": service.version}
+
+    @router.get("/load")
+    async def load() -> dict[str, Any]:
+        """Sequences in the replicas, altogether and one by one."""
+        replicas = [
+            {
+                "replica": replica.info.replica,
+                "model": replica.info.model,
+                "state": replica.state.value,
+                "running": replica.load.running,
+                "waiting": replica.load.waiting,
+                "kv_cache_usage": replica.load.kv_usage,
+            }
+            for replica in service.cluster.replicas()
+        ]
+        total = sum(replica.load.running + replica.load.waiting for replica in service.cluster.replicas())
+        return {"server_load": total, "replicas": replicas}
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return router

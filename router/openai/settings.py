@@ -1,0 +1,31 @@
+"""How the HTTP API is set up."""
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class ApiKey(BaseModel):
+    """A key that opens the API, and whose it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    key: SecretStr
+    """Compared with ``Authorization: Bearer``."""
+    tenant: str = ""
+    """Cached prefixes are shared only within a tenant; keys without one share."""
+
+
+class ApiSettings(BaseModel):
+    """Settings of the HTTP API."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    api_keys: tuple[ApiKey, ...] = ()
+    """Without any, the API is open."""
+    max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
+    """A larger request body is refused with 413."""
+    allowed_origins: tuple[str, ...] = ("*",)
+    """Web pages of these origins may call the API (CORS)."""
+    root_path: str = ""
+    """Path under which a proxy serves the API."""
+    keep_alive_s: float = Field(15.0, gt=0)
+    """A stream that has been silent for so long gets an SSE comment, so that proxies keep it open."""

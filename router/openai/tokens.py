@@ -1,0 +1,67 @@
+"""Bodies and routes of ``/tokenize`` and ``/detokenize``, as vLLM defines them."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Discriminator, Field, Tag
+
+from ...cluster.errors import InvalidRequestError
+from .chat import ChatTemplateOptions
+from .protocol import ErrorBody, RequestBody, ResponseBody
+from .service import Service
+
+
+class TokenizeCompletionRequest(RequestBody):
+    """A text to tokenize as a completion's prompt."""
+
+    model: str | None = None
+    """Name of a served model; without it, the first."""
+    prompt: str
+    """The text."""
+    add_special_tokens: bool = True
+    """Add the tokenizer's special tokens (such as BOS)."""
+    return_token_strs: bool | None = None
+    """Report each token's text as well."""
+
+
+class TokenizeChatRequest(ChatTemplateOptions):
+    """A conversation to render and tokenize."""
+
+    model: str | None = None
+    """Name of a served model; without it, the first."""
+    return_token_strs: bool | None = None
+    """Report each token's text as well."""
+
+
+class TokenizeResponse(ResponseBody):
+    """The tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    """Token ids to turn into text."""
+
+    model: str | None = None
+    """Name of a served model; without it, the first."""
+    tokens: list[Annotated[int, Field(ge=0)]]
+    """Token ids."""
+
+
+class DetokenizeResponse(ResponseBody):
+    """The text."""
+
+    prompt: str
+
+
+def _kind(body: Any) -> str:
+    return "chat" if isinstance(body, dict) and "messages" in body else "completion"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeCompletionRequest, Tag("completion")] | Annotated[TokenizeChatRequest, Tag("chat")],
+    Discriminator(_kind),
+]
