@@ -47,7 +47,11 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One forward pass. ``copies`` (source, destination) run before it: copy-on-write of partly shared blocks."""
+    """One forward pass. ``copies`` (source, destination) run before it: copy-on-write of partly shared blocks.
+
+    ``finished`` sequences (ended or preempted) are dropped first: ``new`` may bring the same id back. The block tables
+    of a new sequence are complete, so its step has no ``new_blocks``.
+    """
 
     step: int
     finished: tuple[RequestId, ...] = ()

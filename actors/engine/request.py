@@ -42,6 +42,7 @@ class Request:
         "params",
         "priority",
         "prompt_logprobs",
+        "reported",
         "seed",
         "status",
         "tokens",
@@ -72,6 +73,8 @@ class Request:
         self.num_sent_blocks = 0
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache when it first started."""
+        self.reported = False
+        """Whether a first delta has gone out."""
         wants_prompt = source.params.prompt_logprobs is not None and not source.output_token_ids
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt else None
         """Collected so far; None when not asked for or delivered already."""
@@ -79,6 +82,17 @@ class Request:
         """``tokens`` for look-ups in the tree, while it waits."""
         self.node: Node | None = None
         """The deepest cached block seen by the last look-up, while it waits."""
+
+    def requeue(self) -> None:
+        """Back to waiting, with nothing computed; the output so far is kept."""
+        self.status = Status.WAITING
+        self.num_preemptions += 1
+        self.num_computed = 0
+        self.num_sent_blocks = 0
+        self.packed = pack_tokens(self.tokens)
+        self.node = None
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def num_tokens(self) -> int:

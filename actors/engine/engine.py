@@ -1,0 +1,240 @@
+"""One replica's engine: requests in, token deltas out, one step at a time.
+
+``step`` does it all. A caller with an event loop uses the halves: ``begin`` schedules and submits, ``end`` takes the
+result, and requests may be added and aborted in between.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from ...cluster.errors import ContextTooLongError, EngineError, InvalidRequestError, OverloadedError
+from ...cluster.ids import BlockHash, RequestId
+from ...cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
+from ...kv_store.events import BlocksStored, KvEvent
+from ...kv_store.hashing import salted
+from ...kv_store.prefix_cache import PrefixCache
+from .config import EngineConfig
+from .executor import Executor
+from .plan import SequenceResult, StepResult
+from .request import Request, Status
+from .scheduler import Scheduler
+from .throughput import Throughput
+
+
+class Engine:
+    """Schedules requests onto an executor. Not thread-safe: call it from one thread or event loop."""
+
+    def __init__(
+        self, executor: Executor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+    ) -> None:
+        """``clock`` gives seconds, monotonic; ``namespace`` is the root of the block hashes without a tenant's salt."""
+        self.config = config
+        self.namespace = namespace
+        self.cache = PrefixCache(executor.layout, executor.num_blocks, enabled=config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.cache, config)
+        self.max_tokens = min(config.max_model_len, self.cache.max_tokens())
+        """Prompt and output tokens that one sequence can have here."""
+        self._executor = executor
+        self._clock = clock
+        self._throughput = Throughput()
+        self._requests: dict[RequestId, Request] = {}
+        self._in_flight: deque[tuple[int, float, dict[Request, int]]] = deque()
+        self._pending: list[TokenDelta] = []
+        self._num_added = 0
+        self._num_steps = 0
+        self._failure: str | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._requests or self._pending)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans submitted whose results have not been taken."""
+        return len(self._in_flight)
+
+    def add(self, source: GenerateRequest) -> None:
+        """Queue a request.
+
+        Raises ContextTooLongError, InvalidRequestError or OverloadedError if it is refused, EngineError if the
+        engine has failed.
+        """
+        self._check_alive()
+        self._validate(source)
+        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs:
+            raise OverloadedError(
+                f"{len(self.scheduler.waiting)} requests are waiting already",
+                retry_after=self._throughput.wait_s(self.scheduler.waiting.num_tokens),
+            )
+        self._num_added += 1
+        order = (self._clock() + source.priority * self.config.priority_age_s, self._num_added)
+        try:
+            request = Request(source, salted(self.namespace, source.cache_salt), self.max_tokens, order)
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequestError(f"prompt has a token id that is no int32: {error}", param="prompt") from error
+        end = request.end(self.config.eos_token_ids) if source.output_token_ids else None
+        if end is not None:  # an earlier replica was lost between the last token and its finish reason
+            self._pending.append(_last_delta(request, *end))
+            return
+        self._requests[request.id] = request
+        self.scheduler.waiting.add(request)
+
+    def _validate(self, source: GenerateRequest) -> None:
+        prompt, vocab = source.prompt_token_ids, self.config.vocab_size
+        if source.request_id in self._requests:
+            raise InvalidRequestError(f"request {source.request_id} is running already", param="request_id")
+        if not prompt:
+            raise InvalidRequestError("prompt must have at least one token", param="prompt")
+        if vocab is not None and not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise InvalidRequestError(f"prompt has a token id outside 0..{vocab - 1}", param="prompt")
+        room_for_output = 0 if source.params.max_tokens == 0 else 1
+        if len(prompt) + room_for_output > self.max_tokens:
+            raise ContextTooLongError(
+                f"the context is {self.max_tokens} tokens, but the prompt has {len(prompt)}", param="prompt"
+            )
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget a request and free all it holds; no delta follows. Unknown and ended ones are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.scheduler.remove([request])
+            if not request.in_flight:  # else its id and its pages stay taken until the step is done
+                del self._requests[request_id]
+
+    def step(self) -> list[TokenDelta]:
+        """Schedule, run and account one step. Raises EngineError after a failure has been reported by deltas."""
+        self._check_alive()
+        try:
+            return self.end(self._executor.result()) if self.begin() else self.take_pending()
+        except Exception as error:  # whatever the executor meets, its requests must end
+            return self.fail(f"{type(error).__name__}: {error}")
+
+    def begin(self) -> bool:
+        """Schedule the next step and submit it. False: nothing to run now. May be called again before ``end``."""
+        self._check_alive()
+        scheduled = self.scheduler.schedule(self._num_steps + 1)
+        if scheduled is None:
+            return False
+        self._num_steps += 1
+        plan, chunks = scheduled
+        self._in_flight.append((plan.step, self._clock(), chunks))
+        self._executor.submit(plan)
+        return True
+
+    def end(self, result: StepResult) -> list[TokenDelta]:
+        """Account the oldest step in flight."""
+        step, began, chunks = self._in_flight[0]
+        if result.error is not None:
+            return self.fail(result.error)
+        if result.step != step:
+            return self.fail(f"the result of step {result.step} came for step {step}")
+        self._in_flight.popleft()
+        self._throughput.record(sum(chunks.values()), self._clock() - began)
+        answers = {answer.request_id: answer for answer in result.sequences}
+        deltas = self.take_pending()
+        for request, num_tokens in chunks.items():
+            if request.status is Status.FINISHED:
+                self.scheduler.landed(request)
+                del self._requests[request.id]
+                continue
+            self.scheduler.computed(request, num_tokens)
+            answer = answers.get(request.id)
+            if answer is not None and answer.prompt_logprobs and request.prompt_logprobs is not None:
+                request.prompt_logprobs += answer.prompt_logprobs
+            if request.num_computed == len(request.tokens):
+                deltas.append(self._receive(request, answer))
+        return deltas
+
+    def _receive(self, request: Request, answer: SequenceResult | None) -> TokenDelta:
+        """Append what was sampled, and end the request if that ends it."""
+        index, end, error = request.num_output, None, None
+        for token_id in answer.token_ids if answer is not None else ():
+            request.tokens.append(token_id)
+            end = request.end(self.config.eos_token_ids)
+            if end is not None:
+                break
+        num_new = request.num_output - index
+        if not num_new:
+            end = request.end(self.config.eos_token_ids)
+            if end is None:
+                end, error = (FinishReason.ERROR, None), "the step sampled no token"
+        if end is not None:
+            self._requests.pop(request.id)
+            self.scheduler.remove([request])
+        first = not request.reported
+        request.reported = True
+        logprobs = answer.logprobs if answer is not None else None
+        prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
+        return TokenDelta(
+            request_id=request.id,
+            index=index,
+            token_ids=request.tokens[len(request.tokens) - num_new :].tolist(),
+            logprobs=logprobs[:num_new] if logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=request.cached_tokens if first else None,
+            finish_reason=end[0] if end is not None else None,
+            stop_reason=end[1] if end is not None else None,
+            error=error,
+        )
+
+    def fail(self, message: str) -> list[TokenDelta]:
+        """The executor is lost: every request ends with an error, and nothing can be added any more."""
+        self._failure = message
+        self._in_flight.clear()
+        deltas = self.take_pending()
+        for request in self._requests.values():
+            if request.status is not Status.FINISHED:
+                deltas.append(_last_delta(request, FinishReason.ERROR, None, message))
+            request.in_flight = False
+        self.scheduler.remove(self._requests.values())
+        self._requests.clear()
+        return deltas
+
+    def take_pending(self) -> list[TokenDelta]:
+        """Deltas of requests that ended without a step."""
+        deltas, self._pending = self._pending, []
+        return deltas
+
+    def load(self) -> Load:
+        """What the router needs to know."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        missing = (len(request.tokens) - request.num_computed for request in running)
+        return Load(
+            running=len(running),
+            waiting=len(waiting),
+            waiting_tokens=waiting.num_tokens + sum(tokens for tokens in missing if tokens > 1),
+            kv_used_blocks=self.cache.pool.num_used,
+            kv_total_blocks=self.cache.pool.num_blocks - 1,
+            max_num_seqs=self.config.max_num_seqs,
+        )
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""
+        self.cache.clear()
+
+    def drain_events(self) -> list[KvEvent]:
+        """What has entered and left the cache since the last call."""
+        return self.cache.drain_events()
+
+    def snapshot_events(self) -> list[BlocksStored]:
+        """All that is cached, warmest first. Drain the events before."""
+        return self.cache.snapshot_events()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+
+def _last_delta(
+    request: Request, reason: FinishReason, stop_reason: int | None = None, error: str | None = None
+) -> TokenDelta:
+    return TokenDelta(
+        request_id=request.id,
+        index=request.num_output,
+        token_ids=[],
+        cached_tokens=None if request.reported else request.cached_tokens or 0,
+        finish_reason=reason,
+        stop_reason=stop_reason,
+        error=error,
+    )

@@ -1,0 +1,234 @@
+"""Which tokens run in the next step.
+
+There is no prefill phase and no decode phase: a request has tokens and computed tokens, and a step computes some of
+those that are missing. Decodes (one token missing) go first, then running prefills, then new requests, within the
+budget. A request is in at most one step at a time, so several plans may be in flight with different requests.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...cluster.ids import BlockId, RequestId
+from ...kv_store.block_pool import InvariantError
+from ...kv_store.prefix_cache import PrefixCache
+from ...kv_store.radix import Match
+from .config import EngineConfig
+from .plan import NewSequence, SequenceStep, StepPlan
+from .request import Request, Status
+from .waiting_queue import Computing, WaitingQueue
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step under construction: tokens for each request, and what is left of the budget."""
+
+    budget: int
+    chunks: dict[Request, int] = field(default_factory=dict[Request, int])
+    preempted: bool = False
+
+
+class Scheduler:
+    """Running and waiting requests, and the pages they hold."""
+
+    def __init__(self, cache: PrefixCache, config: EngineConfig) -> None:
+        self.cache = cache
+        self.running: list[Request] = []
+        self._config = config
+        self._block_size = cache.layout.block_size
+        self.waiting = WaitingQueue(cache.tree, self._block_size, config.max_overtakes, config.warm_candidates)
+        self._dropped: list[RequestId] = []
+        self._no_blocks: tuple[list[BlockId], ...] = tuple([] for _ in cache.layout.groups)
+        self._windowed = any(group.window is not None for group in cache.layout.groups)
+
+    def schedule(self, step: int) -> tuple[StepPlan, dict[Request, int]] | None:
+        """The next plan and its requests with their numbers of tokens; None when nothing can run now."""
+        draft = Draft(self._config.max_num_batched_tokens)
+        prefills: list[Request] = []
+        # Preemption takes requests out of ``running`` meanwhile.
+        for request in tuple(self.running):
+            if request.in_flight or request.status is not Status.RUNNING:
+                continue
+            if len(request.tokens) - request.num_computed > 1:
+                prefills.append(request)
+            else:
+                self._advance(request, draft)
+        if draft.chunks and self._config.max_prefill_chunk is not None:
+            draft.budget = min(draft.budget, self._config.max_prefill_chunk)
+        for request in prefills:
+            if draft.budget and request.status is Status.RUNNING:
+                self._advance(request, draft)
+        if not draft.preempted:
+            self._admit(draft)
+        return (self._plan(draft, step), draft.chunks) if draft.chunks else None
+
+    def _advance(self, request: Request, draft: Draft) -> None:
+        """Run the request's missing tokens, as many as fit, preempting others if it has no page to run one."""
+        lease, computed = request.lease, request.num_computed
+        if lease is None:
+            raise InvariantError(f"running request {request.id} holds nothing")
+        chunk = min(len(request.tokens) - computed, draft.budget)
+        if self._windowed:
+            self.cache.slide(lease, computed)
+        while not self.cache.grow(lease, computed + chunk):
+            to_boundary = self._block_size - computed % self._block_size
+            if chunk > to_boundary:
+                chunk = to_boundary
+                continue
+            victim = max((r for r in self.running if not r.in_flight), key=_importance)
+            self._preempt(victim, draft)
+            if victim is request:
+                return
+        draft.chunks[request] = chunk
+        draft.budget -= chunk
+
+    def _preempt(self, request: Request, draft: Draft) -> None:
+        """Give its pages back; it will be recomputed from what is cached then."""
+        draft.preempted = True
+        draft.budget += draft.chunks.pop(request, 0)
+        self.running.remove(request)
+        self._let_go(request)
+        request.requeue()
+        self.waiting.add(request)
+
+    def _admit(self, draft: Draft) -> None:
+        """Start waiting requests while there are sequences, budget and pages for them."""
+        if not len(self.waiting) or not draft.budget or len(self.running) >= self._config.max_num_seqs:
+            return
+        computing: Computing = set()
+        for request in self.running:
+            self._note(request, computing)
+        promised = sum(self._missing(request) for request in self.running)
+        while draft.budget and len(self.running) < self._config.max_num_seqs:
+            request = self.waiting.choose(computing)
+            if request is None or not self._start(request, draft, promised):
+                return
+            self.waiting.started(request, computing)
+            self.running.append(request)
+            request.status = Status.RUNNING
+            self._note(request, computing)
+            promised += self._missing(request)
+
+    def _missing(self, request: Request) -> int:
+        """Pages a running request will want for what it has and one block more."""
+        ahead = min(request.num_tokens + self._block_size, request.max_tokens)
+        return self.cache.missing(request.lease, ahead) if request.lease else 0
+
+    def _note(self, request: Request, computing: Computing) -> None:
+        """Remember the block that a request is filling, if its tokens are all known."""
+        cursor = request.lease.cursor if request.lease else None
+        if cursor is not None and (cursor.depth + 1) * self._block_size <= len(request.tokens):
+            computing.add((cursor, request.block_tokens(cursor.depth, self._block_size)))
+
+    def _start(self, request: Request, draft: Draft, promised: int) -> bool:
+        limit = request.num_tokens - 1 if request.reads_cache else 0  # the last token must run to give logits
+        match = self.cache.match(request.namespace, request.packed, limit)
+        if self._hold(request, match, draft, promised):
+            return True
+        if self.running:
+            return False
+        # Alone it fits, unless what it matched and the source of its copy are in its way.
+        if not self._hold(request, Match([], 0), draft, 0):
+            raise InvariantError(f"request {request.id} does not fit an idle engine")
+        return True
+
+    def _hold(self, request: Request, match: Match, draft: Draft, promised: int) -> bool:
+        """Take pages for the request's first chunk, if all of its tokens fit beside what is promised to others."""
+        lease = self.cache.acquire(request.namespace, match)
+        if lease is None:
+            return False
+        computed = match.num_tokens + match.num_partial
+        chunk = min(request.num_tokens - computed, draft.budget)
+        fits = self.cache.missing(lease, request.num_tokens) + promised <= self.cache.num_available
+        if fits and not self.cache.grow(lease, computed + chunk):
+            chunk = min(chunk, self._block_size - computed % self._block_size)
+            fits = self.cache.grow(lease, computed + chunk)
+        if not fits:
+            self.cache.release(lease)
+            return False
+        request.lease = lease
+        request.num_computed = computed
+        if request.cached_tokens is None:
+            request.cached_tokens = min(computed, request.num_prompt)
+        draft.chunks[request] = chunk
+        draft.budget -= chunk
+        return True
+
+    def _plan(self, draft: Draft, step: int) -> StepPlan:
+        new: list[NewSequence] = []
+        sequences: list[SequenceStep] = []
+        copies: list[tuple[BlockId, BlockId]] = []
+        for request, chunk in draft.chunks.items():
+            lease, blocks, sent = request.lease, self._no_blocks, request.num_sent_blocks
+            if lease is None:
+                raise InvariantError(f"scheduled request {request.id} holds nothing")
+            request.in_flight = True
+            request.num_sent_blocks = len(lease.tables[0])
+            copies += lease.copies
+            if not request.known:
+                request.known = True
+                new.append(_new_sequence(request, lease.tables))
+            elif request.num_sent_blocks > sent:
+                blocks = tuple(table[sent:] for table in lease.tables)
+            end = request.num_computed + chunk
+            sequences.append(
+                SequenceStep(
+                    request_id=request.id,
+                    num_computed=request.num_computed,
+                    num_tokens=chunk,
+                    samples=end == len(request.tokens) and end < request.max_tokens,
+                    new_blocks=blocks,
+                )
+            )
+        finished, self._dropped = tuple(self._dropped), []
+        return StepPlan(step=step, finished=finished, new=tuple(new), sequences=tuple(sequences), copies=tuple(copies))
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """A step has computed ``num_tokens`` of a request: its full blocks are cached from now on."""
+        request.in_flight = False
+        lease = request.lease
+        if lease is None:
+            raise InvariantError(f"request {request.id} was in flight and holds nothing")
+        if lease.copies:
+            self.cache.copied(lease)
+        request.num_computed += num_tokens
+        self.cache.commit(lease, request.tokens, request.num_computed)
+
+    def remove(self, requests: Iterable[Request]) -> None:
+        """End requests and release all they hold. Idempotent; one in flight keeps its pages until it is ``landed``."""
+        for request in requests:
+            if request.status is Status.WAITING:
+                self.waiting.remove(request)
+            request.status = Status.FINISHED
+            if not request.in_flight and request.lease is not None:
+                self.running.remove(request)
+                self._let_go(request)
+
+    def landed(self, request: Request) -> None:
+        """The step of a request that was removed meanwhile is done."""
+        request.in_flight = False
+        self.remove([request])
+
+    def _let_go(self, request: Request) -> None:
+        if request.lease is not None:
+            self.cache.release(request.lease)
+            request.lease = None
+        if request.known:
+            self._dropped.append(request.id)
+            request.known = False
+
+
+def _importance(request: Request) -> tuple[int, tuple[float, int]]:
+    """The largest is preempted first: least urgent, then latest."""
+    return request.priority, request.order
+
+
+def _new_sequence(request: Request, tables: tuple[list[BlockId], ...]) -> NewSequence:
+    return NewSequence(
+        request_id=request.id,
+        token_ids=list(request.tokens),
+        num_prompt_tokens=request.num_prompt,
+        params=request.params,
+        seed=request.seed,
+        num_computed=request.num_computed,
+        block_tables=tuple(list(table) for table in tables),
+    )
