@@ -1,0 +1,230 @@
+"""Configuration: one class per concern, one flat set of keys.
+
+A key is a field of one section, unique over all of them; the command line, YAML files and the documentation are made
+from the fields here. Flag names follow vLLM where the meaning is the same.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from .config_errors import explain_invalid, unknown_key
+from .errors import ConfigError
+from .sizes import parse_size
+
+
+def _several(value: Any) -> Any:
+    """A lone value stands for a list of one; YAML's lists become tuples."""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size)]
+"""A size in bytes; texts such as ``2GiB`` or ``512MB`` are accepted."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_several)]
+
+RoutingPolicyName = Literal["warm_prefix", "round_robin", "random", "power_of_two", "least_loaded"]
+DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
+KvDtypeName = Literal["auto", "fp32", "fp16", "bf16"]
+
+
+class Section(BaseModel):
+    """Strict types, no unknown keys, no changes after validation."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+    def problem(self) -> tuple[str, str] | None:
+        """(key, message) of keys that contradict each other, or None."""
+        return None
+
+
+class ModelConfig(Section):
+    """The model and its tokenizer."""
+
+    model: str = Field(min_length=1)
+    """Hugging Face folder, GGUF file, hub id, or smollm2 for the packaged SmolLM2-135M-Instruct."""
+    served_model_name: Names = ()
+    """Names under which the API serves the model. Default: MODEL as given."""
+    tokenizer: str | None = None
+    """Folder, GGUF file or hub id of the tokenizer. Default: the model's own."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    dtype: DtypeName = "auto"
+    """Type of weights and activations. auto: the one that suits checkpoint and device."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Longest sequence, prompt and output, in tokens. Default: the model's context, or what the KV memory holds."""
+    chat_template: str | None = None
+    """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """Base of the seeds of requests that bring none, for repeatable runs. Default: random."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model in the API, the first one being canonical."""
+        return self.served_model_name or (self.model,)
+
+
+class CacheConfig(Section):
+    """KV memory of each replica and the prefix cache in it."""
+
+    block_size: int = Field(16, ge=1, le=256)
+    """Tokens per KV block."""
+    kv_cache_dtype: KvDtypeName = "auto"
+    """Type of cached keys and values. auto: the weights' type."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that a replica may use for weights and KV."""
+    kv_cache_memory: Bytes | None = Field(None, gt=0)
+    """KV memory per replica, such as 2GiB. Default: what gpu_memory_utilization leaves, or a share of free RAM."""
+    num_kv_blocks: int | None = Field(None, ge=2)
+    """KV blocks per replica, instead of an amount of memory."""
+    enable_prefix_caching: bool = True
+    """Keep the KV of finished requests and reuse it for equal prefixes."""
+
+    def problem(self) -> tuple[str, str] | None:
+        """See Section."""
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            return "num_kv_blocks", "give either num_kv_blocks or kv_cache_memory, not both"
+        return None
+
+
+class SchedulerConfig(Section):
+    """Limits of a replica's continuous batching."""
+
+    max_num_seqs: int = Field(256, ge=1)
+    """Sequences that run at the same time."""
+    max_num_batched_tokens: int = Field(2048, ge=1)
+    """Tokens computed in one step."""
+    max_prefill_chunk: int | None = Field(None, ge=1)
+    """Prompt tokens computed in one step while others decode; bounds inter-token latency. Default: no bound."""
+    max_num_queued_reqs: int = Field(1024, ge=1)
+    """Waiting requests per replica beyond which new ones get 429."""
+
+    def problem(self) -> tuple[str, str] | None:
+        """See Section."""
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            return (
+                "max_num_batched_tokens",
+                f"{self.max_num_batched_tokens} is less than max_num_seqs ({self.max_num_seqs}):"
+                " a step must have room for one token of every sequence",
+            )
+        return None
+
+
+class RoutingConfig(Section):
+    """How a request finds its replica."""
+
+    routing_policy: RoutingPolicyName = "warm_prefix"
+    """warm_prefix weighs the cached prefix against the load; the others are for comparison."""
+
+
+class ServerConfig(Section):
+    """The HTTP endpoint."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    port: int = Field(8000, ge=1, le=65535)
+    """Port to listen on."""
+    api_key: Secrets = ()
+    """Keys that open the API, also from WARMROOT_API_KEY (commas between several). Default: open to all."""
+    max_body_bytes: Bytes = Field(32 * 1024 * 1024, gt=0)
+    """A larger request body gets 413."""
+    num_ingress: int = Field(1, ge=1)
+    """Copies of the HTTP ingress."""
+    root_path: str = ""
+    """Path under which a proxy serves the API."""
+    allowed_origins: Names = ("*",)
+    """Web pages of these origins may call the API (CORS)."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Seconds until a request that is not done is given up."""
+    queue_timeout_s: float = Field(120.0, gt=0)
+    """Seconds a request may wait for its first token."""
+
+    def problem(self) -> tuple[str, str] | None:
+        """See Section."""
+        if self.queue_timeout_s > self.request_timeout_s:
+            return "queue_timeout_s", f"{self.queue_timeout_s:g} exceeds request_timeout_s ({self.request_timeout_s:g})"
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            return "root_path", f"{self.root_path!r} must start with / and must not end with it"
+        if any(not key.get_secret_value() for key in self.api_key):
+            return "api_key", "a key must not be empty"
+        return None
+
+
+class DeployConfig(Section):
+    """Replicas and the Ray cluster that they live in."""
+
+    num_replicas: int = Field(1, ge=1)
+    """Copies of the model, each with its own KV cache."""
+    threads_per_replica: int | None = Field(None, ge=1)
+    """CPU threads that compute in each replica. Default: the machine's cores shared among its replicas."""
+    ray_address: str | None = None
+    """Ray cluster to join, or auto. Default: start Ray on this machine."""
+    num_cpus: float | None = Field(None, gt=0)
+    """CPUs that Ray started here may hand out. Default: the machine's, or more if the replicas need them."""
+
+    def problem(self) -> tuple[str, str] | None:
+        """See Section."""
+        if self.ray_address is not None and self.num_cpus is not None:
+            return "num_cpus", "applies to a Ray started here; leave it away with ray_address"
+        return None
+
+
+class WarmrootConfig(Section):
+    """All of it. Made by ``of`` or ``from_keys``, from flat keys."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    routing: RoutingConfig
+    server: ServerConfig
+    deploy: DeployConfig
+
+    SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "routing": RoutingConfig,
+        "server": ServerConfig,
+        "deploy": DeployConfig,
+    }
+
+    @classmethod
+    def keys(cls) -> dict[str, FieldInfo]:
+        """Every key with its type, default, bounds and description."""
+        return {key: info for section in cls.SECTIONS.values() for key, info in section.model_fields.items()}
+
+    @classmethod
+    def of(cls, model: str, **keys: Any) -> "WarmrootConfig":
+        """From Python: ``WarmrootConfig.of("smollm2", num_replicas=2)``. Raises ConfigError."""
+        return cls.from_keys({"model": model, **keys})
+
+    @classmethod
+    def from_keys(cls, values: Mapping[str, Any], where: Callable[[str], str] = lambda key: key) -> "WarmrootConfig":
+        """Validate flat keys; ``where`` names a key in messages (a flag, a line of a file). Raises ConfigError."""
+        known = cls.keys()
+        for key in values:
+            if key not in known:
+                raise ConfigError(unknown_key(where(key), key, known), param=key)
+        if "model" not in values:
+            raise ConfigError("model: missing; name a folder, GGUF file, hub id or smollm2", param="model")
+        sections = {
+            name: _section(section, {key: values[key] for key in section.model_fields if key in values}, where)
+            for name, section in cls.SECTIONS.items()
+        }
+        return cls.model_validate(sections)
+
+
+def _section(kind: type[Section], values: dict[str, Any], where: Callable[[str], str]) -> Section:
+    try:
+        section = kind.model_validate(values)
+    except ValidationError as error:
+        key, message = explain_invalid(error, secret=frozenset({"api_key"}))
+        raise ConfigError(f"{where(key)}: {message}", param=key) from None
+    problem = section.problem()
+    if problem is not None:
+        raise ConfigError(f"{where(problem[0])}: {problem[1]}", param=problem[0])
+    return section

@@ -1,0 +1,66 @@
+"""Reads configuration from YAML and puts it together with flags and environment."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .config import WarmrootConfig
+from .errors import ConfigError
+
+
+def load_config(
+    flags: Mapping[str, Any], *, config_file: str | None = None, environ: Mapping[str, str] | None = None
+) -> WarmrootConfig:
+    """One configuration: flags win over the environment (WARMROOT_API_KEY), that over the file. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if config_file is not None:
+        values, origins = read_config_file(Path(config_file))
+    api_key = (environ or {}).get("WARMROOT_API_KEY")
+    if api_key:
+        values["api_key"] = tuple(key.strip() for key in api_key.split(",") if key.strip())
+        origins["api_key"] = "WARMROOT_API_KEY"
+    for key, value in flags.items():
+        values[key] = value
+        origins[key] = "MODEL" if key == "model" else "--" + key.replace("_", "-")
+    return WarmrootConfig.from_keys(values, lambda key: origins.get(key, key))
+
+
+def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """(values, where each one stands as ``file:line: key``) of a YAML mapping. Keys may have ``-`` for ``_``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: {reason}", param="config") from error
+    try:
+        return _read_mapping(text, str(path))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}", param="config") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {str(error).splitlines()[0]}", param="config") from error
+
+
+def _read_mapping(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    loader: Any = yaml.SafeLoader(text)  # its construction methods are untyped
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return {}, {}
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{name}:{root.start_mark.line + 1}: must be a mapping of keys", param="config")
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for key_node, value_node in root.value:
+            written = str(key_node.value)
+            key, where = written.replace("-", "_"), f"{name}:{key_node.start_mark.line + 1}: {written}"
+            if key in values:
+                raise ConfigError(f"{where}: stands here twice", param=key)
+            values[key] = loader.construct_object(value_node, deep=True)
+            origins[key] = where
+        return values, origins
+    finally:
+        loader.dispose()
