@@ -1,0 +1,78 @@
+"""What a cached token costs in each KV format, scales and all.
+
+Whole and half floats are served; the quantised formats are planned, and their sizes serve the capacity plan.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import ConfigError
+
+GROUP_SIZE = 128
+"""Most elements that share one scale in ``group`` scaling."""
+SCALE_BYTES = 4
+"""A scale and a zero point, two bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How the keys, or the values, of one head are kept.
+
+    ``scaled_per``: None (plain floats), a ``channel`` of a block, a ``token``, or a ``group`` of a token's elements.
+    """
+
+    bits: int
+    scaled_per: Literal["channel", "token", "group"] | None = None
+
+    def page_bytes(self, head_dim: int, block_size: int) -> int:
+        """Bytes of ``block_size`` tokens of one head."""
+        scales = {
+            None: 0,
+            "channel": head_dim,
+            "token": block_size,
+            "group": block_size * -(-head_dim // GROUP_SIZE),
+        }[self.scaled_per]
+        return block_size * -(-head_dim * self.bits // 8) + scales * SCALE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """A KV format: ``served`` now, or planned."""
+
+    name: str
+    key: Storage
+    value: Storage
+    served: bool
+
+    def page_bytes(self, head_dim: int, block_size: int) -> int:
+        """Keys and values of ``block_size`` tokens of one KV head."""
+        return self.key.page_bytes(head_dim, block_size) + self.value.page_bytes(head_dim, block_size)
+
+    def token_bytes(self, head_dim: int, block_size: int) -> float:
+        """Keys and values of one token of one KV head; scales per block are spread over its tokens."""
+        return self.page_bytes(head_dim, block_size) / block_size
+
+
+KV_FORMATS: dict[str, KvFormat] = {
+    fmt.name: fmt
+    for fmt in (
+        KvFormat("fp32", Storage(32), Storage(32), served=True),
+        KvFormat("fp16", Storage(16), Storage(16), served=True),
+        KvFormat("bf16", Storage(16), Storage(16), served=True),
+        KvFormat("int8", Storage(8, "channel"), Storage(8, "token"), served=False),
+        KvFormat("int4", Storage(4, "group"), Storage(4, "group"), served=False),
+        KvFormat("k8v4", Storage(8, "channel"), Storage(4, "group"), served=False),
+    )
+}
+
+_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def kv_format(name: str, dtype: str) -> KvFormat:
+    """The format called ``name``; ``auto`` is the one of the weights' ``dtype``. Raises ConfigError."""
+    resolved = _BY_DTYPE.get(dtype, dtype) if name == "auto" else name
+    if resolved not in KV_FORMATS:
+        raise ConfigError(
+            f"kv_cache_dtype: {name!r} is not one of auto, {', '.join(KV_FORMATS)}", param="kv_cache_dtype"
+        )
+    return KV_FORMATS[resolved]
