@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from warmroot.cluster.capacity import KvCost, Shards, plan_capacity, rank_parameters, smallest_fit
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.kv_formats import KV_FORMATS, kv_format
