@@ -39,10 +39,19 @@ class Envelope:
     model: str
     fingerprint: str
 
+    def fields(self, object_: str) -> dict[str, Any]:
+        """The fields before the choices."""
+        return {
+            "id": self.id,
+            "object": object_,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
     def head(self, object_: str) -> str:
         """The opening of a chunk, up to its choices."""
-        fields = {"id": self.id, "object": object_, "created": self.created, "model": self.model}
-        return f'data: {compact({**fields, "system_fingerprint": self.fingerprint})[:-1]},"choices":['
+        return f'data: {compact(self.fields(object_))[:-1]},"choices":['
 
 
 @dataclass(slots=True)
@@ -175,22 +184,22 @@ class CompletionChunks(ChunkWriter):
         self._n = n
         self._prompt_token_ids = prompt_token_ids
         self._echo = echo
-        self._written: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}
+        """Per choice that has begun, where its next token starts; counted with logprobs only."""
 
     def _choice(self, arrival: Arrival) -> str:
         prompt, delta = arrival
         options, index = self._options, prompt * self._n + delta.index
-        first = index not in self._written
+        first = index not in self._offsets
         echo = self._echo[prompt] if first and self._echo is not None else ""
-        text = echo + delta.text
         extras = delta.token_ids and (options.logprobs is not None or options.token_ids)
-        if not (text or extras or delta.finish_reason is not None):
+        if not (echo or delta.text or extras or delta.finish_reason is not None):
             return ""
-        offset = self._written.get(index, 0)
-        self._written[index] = offset + len(text)
+        self._offsets.setdefault(index, 0)
+        logprobs = "null" if options.logprobs is None else self._logprobs(options.logprobs, arrival, index, echo)
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         return (
-            f'{self._head}{{"index":{index},"text":{json_text(text)},"logprobs":{self._logprobs(arrival, echo, offset)},'
+            f'{self._head}{{"index":{index},"text":{json_text(echo + delta.text)},"logprobs":{logprobs},'
             f'"finish_reason":{reason},"stop_reason":{compact(delta.stop_reason)}'
             f"{self._prompt_ids(prompt) if first else ''}{self._token_ids(delta)}}}{self._tail}"
         )
@@ -200,14 +209,13 @@ class CompletionChunks(ChunkWriter):
             return ""
         return f',"prompt_token_ids":{compact(self._prompt_token_ids[prompt])}'
 
-    def _logprobs(self, arrival: Arrival, echo: str, offset: int) -> str:
+    def _logprobs(self, write: LogprobFormat, arrival: Arrival, index: int, echo: str) -> str:
         prompt, delta = arrival
-        if self._options.logprobs is None or delta.logprobs is None:
-            return "null"
-        token_ids, logprobs = list(delta.token_ids), [*delta.logprobs]
+        token_ids, logprobs, offset = delta.token_ids, delta.logprobs or [], self._offsets[index]
         if echo and delta.prompt_logprobs is not None:
             token_ids = [*self._prompt_token_ids[prompt], *token_ids]
-            return compact(
-                self._options.logprobs.completion(token_ids, [*delta.prompt_logprobs, *logprobs], offset)
-            )
-        return compact(self._options.logprobs.completion(token_ids, logprobs, offset + len(echo)))
+            logprobs = [*delta.prompt_logprobs, *logprobs]
+        else:
+            offset += len(echo)
+        self._offsets[index] = offset + sum(len(write.text(token_id)) for token_id in token_ids)
+        return compact(write.completion(token_ids, logprobs, offset))

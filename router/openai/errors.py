@@ -49,7 +49,7 @@ def internal_error_body(request_id: str) -> dict[str, Any]:
     return error_body(f"internal error (request {request_id})", "server_error", "internal_error")
 
 
-def as_warmroot_error(error: Exception, request_id: str) -> dict[str, Any]:
+def body_of(error: Exception, request_id: str) -> dict[str, Any]:
     """The body of any error, for a stream that has begun; bugs go to the log."""
     if isinstance(error, WarmrootError):
         return error.body()
@@ -107,11 +107,16 @@ def field_path(location: Sequence[str | int], body: Any) -> str:
     value = body
     rest = location[1:] if location and location[0] in {"body", "query", "path"} else location
     for depth, step in enumerate(rest):
-        if isinstance(value, dict) and step in value:
+        missing = isinstance(value, dict) and depth == len(rest) - 1
+        if _has(value, step):
             value = value[step]
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        elif not (isinstance(value, dict) and depth == len(rest) - 1):  # the last step may be a missing field
+        elif not missing:
             continue
         path.append(str(step))
     return ".".join(path)
+
+
+def _has(value: Any, step: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(step, int) and step < len(value)
+    return isinstance(value, dict) and step in value

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import Receive
 
+from ..metrics import RequestMeter
+
 if TYPE_CHECKING:
     from ..frontend import OutputDelta
 
@@ -26,9 +28,14 @@ class DeltaFeed:
     """
 
     def __init__(
-        self, streams: Sequence[AsyncGenerator["OutputDelta", None]], receive: Receive, keep_alive_s: float
+        self,
+        streams: Sequence[AsyncGenerator["OutputDelta", None]],
+        meters: Sequence[RequestMeter],
+        receive: Receive,
+        keep_alive_s: float,
     ) -> None:
         self._streams = streams
+        self._meters = meters
         self._receive = receive
         self._keep_alive_s = keep_alive_s
         self._ready: list[Arrival] = []
@@ -51,6 +58,13 @@ class DeltaFeed:
         self._pumps = [self._loop.create_task(self._pump(*numbered)) for numbered in enumerate(self._streams)]
         self._watcher = self._loop.create_task(self._watch())
         self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
+
+    async def first(self) -> list[Arrival]:
+        """What arrives first, however long it takes; nothing if every stream ends without a word."""
+        arrived = await self.next()
+        while not arrived and not self.done:
+            arrived = await self.next()
+        return arrived
 
     async def next(self) -> list[Arrival]:
         """What has arrived: at least one delta, or nothing at the end and after a silence.
@@ -76,9 +90,11 @@ class DeltaFeed:
         await asyncio.gather(self._watcher, *self._pumps, return_exceptions=True)
 
     async def _pump(self, prompt: int, stream: AsyncGenerator["OutputDelta", None]) -> None:
+        observe = self._meters[prompt].observe
         try:
             async with aclosing(stream):
                 async for delta in stream:
+                    observe(delta)
                     self._ready.append(Arrival(prompt, delta))
                     self._wake()
         except Exception as error:

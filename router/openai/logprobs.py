@@ -52,7 +52,7 @@ class LogprobFormat:
         }
 
     def prompt(self, logprobs: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
-        """vLLM's ``prompt_logprobs``: per position, token id to logprob, rank and text."""
+        """``prompt_logprobs`` as vLLM writes them: per position, token id to logprob, rank and text."""
         return [None if entry is None else self._prompt_token(entry) for entry in logprobs]
 
     def text(self, token_id: int) -> str:

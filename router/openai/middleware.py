@@ -41,7 +41,8 @@ class RequestBoundary:
             return await self.app(scope, receive, send)
         started = self._clock()
         request_id = client_request_id(Headers(scope=scope).get("x-request-id")) or self._new_id()
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         responding = False
 
         async def send_stamped(message: Message) -> None:
@@ -49,7 +50,7 @@ class RequestBoundary:
             if message["type"] == "http.response.start":
                 responding = True
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                headers["x-request-id"] = state["request_id"]  # the body may have named it
                 headers["openai-processing-ms"] = str(round((self._clock() - started) * 1000))
             await send(message)
 

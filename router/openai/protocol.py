@@ -95,7 +95,7 @@ class GenerationRequest(RequestBody):
     """The side that truncation cuts. Default left."""
     priority: int = 0
     """Lower runs first."""
-    request_id: str | None = Field(None, min_length=1, max_length=128)
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
     """Used in the response's id; the header ``x-request-id`` comes first."""
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     """Cached prefixes are shared only between requests with the same salt (and only within a tenant)."""
@@ -177,13 +177,11 @@ class GenerationRequest(RequestBody):
             }
         )
 
-    def truncate(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """The part of the prompt that ``truncate_prompt_tokens`` keeps."""
+    def truncate(self, token_ids: list[int], room: int) -> list[int]:
+        """The part of the prompt that ``truncate_prompt_tokens`` keeps; ``room`` is what the context has for it."""
         limit = self.truncate_prompt_tokens
-        if limit is None:
-            return token_ids
-        keep = max_model_len - (self.max_tokens or 1) if limit == -1 else limit
-        if len(token_ids) <= keep:
+        keep = room if limit == -1 else limit
+        if keep is None or len(token_ids) <= keep:
             return token_ids
         return token_ids[:keep] if self.truncation_side == "right" else token_ids[len(token_ids) - keep :]
 
@@ -259,9 +257,23 @@ class ModelList(ResponseBody):
 
 
 _SAMPLING_FIELDS = (
-    "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed min_tokens "
-    "ignore_eos include_stop_str_in_output n best_of prompt_logprobs skip_special_tokens"
-).split()
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "n",
+    "best_of",
+    "prompt_logprobs",
+    "skip_special_tokens",
+)
 
 TopLogprobs = Field(None, ge=0, le=MAX_LOGPROBS)
 

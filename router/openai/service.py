@@ -34,6 +34,11 @@ class Service:
     monotonic: Callable[[], float] = time.perf_counter
     new_id: Callable[[], str] = random_id
 
+    @property
+    def fingerprint(self) -> str:
+        """``system_fingerprint``: changes with the software that answers."""
+        return f"warmroot-{self.version}"
+
     def model(self, name: str | None, param: str | None = "model") -> "tuple[str, Frontend]":
         """The served name and its model; without a name, the first. Raises ModelNotFoundError."""
         if not self.frontends:

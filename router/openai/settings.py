@@ -21,11 +21,11 @@ class ApiSettings(BaseModel):
 
     api_keys: tuple[ApiKey, ...] = ()
     """Without any, the API is open."""
-    max_body_bytes: int = Field(32 * 1024 * 1024, gt=0)
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """A larger request body is refused with 413."""
     allowed_origins: tuple[str, ...] = ("*",)
     """Web pages of these origins may call the API (CORS)."""
     root_path: str = ""
     """Path under which a proxy serves the API."""
-    keep_alive_s: float = Field(15.0, gt=0)
+    keep_alive_s: float = Field(default=15.0, gt=0)
     """A stream that has been silent for so long gets an SSE comment, so that proxies keep it open."""

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from .chat import ChatTemplateOptions
+from .logprobs import LogprobFormat
 from .protocol import ErrorBody, RequestBody, ResponseBody
 from .service import Service
 
@@ -65,3 +66,32 @@ TokenizeRequest = Annotated[
     Annotated[TokenizeCompletionRequest, Tag("completion")] | Annotated[TokenizeChatRequest, Tag("chat")],
     Discriminator(_kind),
 ]
+
+
+def token_routes(service: Service) -> APIRouter:
+    """The two routes."""
+    router = APIRouter(tags=["tokens"], responses={400: {"model": ErrorBody}, 404: {"model": ErrorBody}})
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+        """The tokens of a text, or of a conversation as its template writes it."""
+        _, frontend = service.model(body.model)
+        if isinstance(body, TokenizeChatRequest):
+            tokens = frontend.render(body.messages_for_template(), **body.render_options())
+        else:
+            tokens = frontend.tokenize(body.prompt, add_special_tokens=body.add_special_tokens)
+        write = LogprobFormat(frontend.tokenizer, as_ids=False).text
+        texts = [write(token) for token in tokens] if body.return_token_strs else None
+        return TokenizeResponse(
+            count=len(tokens), max_model_len=frontend.max_model_len, tokens=tokens, token_strs=texts
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+        """The text of token ids."""
+        _, frontend = service.model(body.model)
+        if body.tokens and max(body.tokens) >= frontend.tokenizer.vocab_size:
+            raise InvalidRequestError("tokens holds an id outside the vocabulary", param="tokens")
+        return DetokenizeResponse(prompt=frontend.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+    return router

@@ -1,0 +1,88 @@
+"""The FastAPI application of an ingress."""
+
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from ..metrics import RequestMetrics
+from .cluster_state import ClusterState
+from .errors import install_error_handlers
+from .middleware import BearerAuth, BodyLimit, RequestBoundary
+from .routes_chat import chat_routes
+from .routes_completions import completion_routes
+from .routes_status import health_routes, model_routes
+from .service import Service, random_id
+from .settings import ApiSettings
+from .tokens import token_routes
+
+if TYPE_CHECKING:
+    from ..frontend import Frontend
+
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-warmroot-replica",
+    "x-warmroot-cached-tokens",
+    "openai-processing-ms",
+    "retry-after",
+    "retry-after-ms",
+)
+
+
+def build_app(
+    frontends: "Mapping[str, Frontend]",
+    cluster: ClusterState,
+    settings: ApiSettings | None = None,
+    *,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.perf_counter,
+    new_id: Callable[[], str] = random_id,
+) -> FastAPI:
+    """The OpenAI-compatible API over ``frontends``, by served name; a name may be added while it runs.
+
+    ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds.
+    """
+    settings = settings or ApiSettings()
+    service = Service(
+        frontends=frontends,
+        cluster=cluster,
+        metrics=RequestMetrics(cluster),
+        settings=settings,
+        version=version("warmroot"),
+        clock=clock,
+        monotonic=monotonic,
+        new_id=new_id,
+    )
+    app = FastAPI(
+        title="Warmroot",
+        version=service.version,
+        root_path=settings.root_path,
+        middleware=_middleware(service),
+        redoc_url=None,
+        strict_content_type=False,
+    )
+    install_error_handlers(app)
+    for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes):
+        app.include_router(routes(service))
+    return app
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    """From the outside in."""
+    settings = service.settings
+    return [
+        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        ),
+        Middleware(BearerAuth, settings=settings),
+        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+    ]

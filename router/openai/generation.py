@@ -1,0 +1,159 @@
+"""One generation request of either API: from prompts in token ids to a stream or to whole choices."""
+
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ...cluster.ids import RequestId
+from ...cluster.sampling_params import SamplingParams
+from ..metrics import RequestMeter
+from .chunks import ChunkOptions, ChunkWriter, Envelope, UsageCounter
+from .collect import Collected, best
+from .events import EventStream
+from .feed import Arrival, DeltaFeed
+from .logprobs import LogprobFormat
+from .protocol import GenerationRequest
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..frontend import Frontend
+
+
+class Choices(NamedTuple):
+    """Finished choices per prompt, and the headers that say who served them."""
+
+    by_prompt: list[list[Collected]]
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """All that is known before the first token."""
+
+    service: Service
+    frontend: "Frontend"
+    request: Request
+    body: GenerationRequest
+    envelope: Envelope
+    prompts: list[list[int]]
+    params: SamplingParams
+    usage: UsageCounter
+
+    @classmethod
+    def of(
+        cls,
+        service: Service,
+        request: Request,
+        body: GenerationRequest,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        id_prefix: str,
+    ) -> "Generation":
+        """The generation that ``body`` asks for, under the id of its HTTP request."""
+        name, frontend = service.model(body.model)
+        if body.request_id is not None and "x-request-id" not in request.headers:
+            request.state.request_id = body.request_id
+        envelope = Envelope(
+            id=f"{id_prefix}-{request.state.request_id}",
+            created=int(service.clock()),
+            model=name,
+            fingerprint=service.fingerprint,
+        )
+        return cls(
+            service=service,
+            frontend=frontend,
+            request=request,
+            body=body,
+            envelope=envelope,
+            prompts=prompts,
+            params=params,
+            usage=UsageCounter(sum(map(len, prompts))),
+        )
+
+    @property
+    def logprob_format(self) -> LogprobFormat:
+        """How to write log-probabilities."""
+        return LogprobFormat(self.frontend.tokenizer, as_ids=bool(self.body.return_tokens_as_token_ids))
+
+    def chunk_options(self) -> ChunkOptions:
+        """What a stream carries beside its text."""
+        options = self.body.stream_options
+        include_usage = options is not None and options.include_usage
+        return ChunkOptions(
+            include_usage=include_usage,
+            continuous_usage=options is not None and include_usage and options.continuous_usage_stats,
+            token_ids=bool(self.body.return_token_ids),
+            logprobs=None if self.params.logprobs is None else self.logprob_format,
+        )
+
+    async def stream(self, writer: ChunkWriter) -> Response:
+        """The response, as soon as the first delta is here. Raises what refuses the request before that."""
+        feed = self._start(self.params)
+        try:
+            first = await feed.first()
+        except BaseException:
+            await feed.aclose()
+            raise
+        return EventStream(feed, writer, first, _served_by(first), self.request.state.request_id)
+
+    async def choices(self) -> Choices | None:
+        """Every choice, finished; None when the client has left.
+
+        All ``best_of`` candidates count in the usage; the ``n`` likeliest are returned.
+        """
+        params = self._params_of_candidates()
+        collected = [[Collected() for _ in range(params.n)] for _ in self.prompts]
+        async with aclosing(self._start(params)) as feed:
+            arrived = first = await feed.first()
+            while arrived:
+                for arrival in arrived:
+                    self.usage.count(arrival)
+                    collected[arrival.prompt][arrival.delta.index].add(arrival.delta)
+                arrived = [] if feed.done else await feed.first()
+            if feed.disconnected:
+                return None
+        return Choices([best(candidates, self.params.n) for candidates in collected], _served_by(first))
+
+    def _params_of_candidates(self) -> SamplingParams:
+        params = self.params
+        if params.best_of is None or params.best_of == params.n:
+            return params
+        return replace(params, n=params.best_of, logprobs=params.logprobs or 0)
+
+    def _start(self, params: SamplingParams) -> DeltaFeed:
+        """Submit every prompt. Ids in the engine are unique whatever id the client chose."""
+        service, unique = self.service, self.service.new_id()[:8]
+        streams = [
+            self.frontend.stream(
+                prompt,
+                params,
+                request_id=RequestId(f"{self.envelope.id}-{unique}-{number}"),
+                priority=self.body.priority,
+                cache_salt=tenant_salt(getattr(self.request.state, "tenant", ""), self.body.cache_salt),
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+        meters = [RequestMeter(service.metrics, self.envelope.model, service.monotonic) for _ in streams]
+        feed = DeltaFeed(streams, meters, self.request.receive, service.settings.keep_alive_s)
+        feed.start()
+        return feed
+
+
+def tenant_salt(tenant: str, cache_salt: str | None) -> str:
+    """The salt of a request's KV: the client's own, inside its tenant's. No client can name another tenant's."""
+    if not tenant and not cache_salt:
+        return ""
+    return f"{len(tenant)}:{tenant}:{cache_salt or ''}"
+
+
+def _served_by(first: list[Arrival]) -> dict[str, str]:
+    if not first:
+        return {}
+    delta = first[0].delta
+    return {
+        "x-warmroot-replica": delta.replica or "",
+        "x-warmroot-cached-tokens": str(delta.cached_tokens or 0),
+    }
