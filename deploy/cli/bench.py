@@ -1,0 +1,25 @@
+"""``warmroot bench engine|overhead|routing``."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from ...cluster.config_errors import did_you_mean
+from ...cluster.errors import ConfigError
+
+BENCHES = {
+    "engine": "tokens/s of the engine beside the peers that are installed",
+    "overhead": "what HTTP, router and channel cost over the engine alone",
+    "routing": "cached tokens and time to first token under each routing policy",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark; its own flags follow its name."""
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = [f"  {name:<10}{text}" for name, text in BENCHES.items()]
+        print("\n".join(["usage: warmroot bench NAME [--json] [...]", "", *lines]))
+        return 0
+    name, *rest = argv
+    if name not in BENCHES:
+        raise ConfigError(f"{name!r} is not one of {', '.join(BENCHES)}{did_you_mean(name, BENCHES)}")
+    return import_module(f"...bench.{name}", __name__).main(rest) or 0

@@ -1,0 +1,146 @@
+"""A running endpoint, as the commands that talk to one see it."""
+
+import argparse
+import json
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from ...cluster.errors import (
+    AuthenticationError,
+    ConfigError,
+    EngineError,
+    InvalidRequestError,
+    ReplicaUnavailableError,
+    WarmrootError,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """``--url`` and ``--api-key``."""
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("WARMROOT_URL", DEFAULT_URL),
+        help=f"endpoint, also from WARMROOT_URL (default: {DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--api-key", default=os.environ.get("WARMROOT_API_KEY"), help="its API key, also from WARMROOT_API_KEY"
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Sampling parameters; those not given are left to the server."""
+    parser.add_argument("--model", help="name of a served model (default: the first one)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, metavar="X", help="sample from the smallest set with this probability")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    parser.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end the output")
+
+
+def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The body's fields from ``add_sampling_flags``."""
+    names = ("max_tokens", "temperature", "top_p", "seed", "stop")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+class Endpoint:
+    """HTTP client of one endpoint. Every failure is a WarmrootError that says what to do."""
+
+    def __init__(self, url: str, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        host = urlsplit(self.url).hostname
+        if host is None or not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url: {url!r} is not a URL such as {DEFAULT_URL}", param="url")
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # A prompt may wait in the queue: reading has no deadline of its own.
+            timeout=httpx.Timeout(None, connect=5.0),
+            # A proxy is of no use for this machine's own addresses.
+            trust_env=host not in ("127.0.0.1", "localhost", "::1"),
+            transport=transport,
+        )
+
+    def get(self, path: str) -> Any:
+        """The JSON at ``path``."""
+        with self._explained():
+            response = self._client.get(path)
+        _check(response)
+        return response.json()
+
+    def ready(self) -> bool:
+        """Whether a replica is ready."""
+        with self._explained():
+            return self._client.get("/readyz").status_code == httpx.codes.OK
+
+    def model(self) -> str:
+        """Name of the first served model."""
+        models = self.get("/v1/models")["data"]
+        if not models:
+            raise ReplicaUnavailableError(f"{self.url} serves no model yet")
+        return models[0]["id"]
+
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a streamed answer. Closing the iterator aborts the request."""
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        with self._explained(), self._client.stream("POST", path, json=body) as response:
+            if response.is_error:
+                response.read()
+            _check(response)
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                if data == "[DONE]":
+                    return
+                if data:
+                    yield _chunk(data)
+        raise EngineError(f"{self.url} closed the stream before its end")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ReplicaUnavailableError(
+                f"nothing answers at {self.url}; start an endpoint with `warmroot serve smollm2` or name one with --url"
+            ) from error
+        except httpx.ConnectTimeout as error:
+            raise ReplicaUnavailableError(f"{self.url} does not answer within 5 s") from error
+        except httpx.HTTPError as error:
+            raise ReplicaUnavailableError(f"lost the connection to {self.url}: {error}") from error
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise EngineError(chunk["error"]["message"])
+    return chunk
+
+
+def _check(response: httpx.Response) -> None:
+    """Raise the error that the response's body tells of."""
+    if not response.is_error:
+        return
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"{response.status_code} {response.reason_phrase}"
+    raise _error_of(response.status_code, message)
+
+
+def _error_of(status: int, message: str) -> WarmrootError:
+    if status == httpx.codes.UNAUTHORIZED:
+        return AuthenticationError(f"{message} (give one with --api-key)")
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
+        return ReplicaUnavailableError(message)
+    return InvalidRequestError(message) if httpx.codes.is_client_error(status) else EngineError(message)

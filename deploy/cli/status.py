@@ -1,0 +1,54 @@
+"""``warmroot status``."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .endpoint import Endpoint, add_endpoint_flags
+from .flags import Parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show an endpoint's state; exit code 0 if it is ready, else 1."""
+    parser = Parser("warmroot status", "Show the models, replicas and load of a running endpoint.")
+    add_endpoint_flags(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments = parser.read(argv)
+    state = read_state(Endpoint(arguments.url, arguments.api_key))
+    if arguments.json:
+        print(json.dumps(state, indent=2))
+    else:
+        _show(state, Console())
+    return 0 if state["ready"] else 1
+
+
+def read_state(endpoint: Endpoint) -> dict[str, Any]:
+    """``{"url", "version", "ready", "models", "server_load", "replicas"}``."""
+    return {
+        "url": endpoint.url,
+        "version": endpoint.get("/version")["version"],
+        "ready": endpoint.ready(),
+        "models": endpoint.get("/v1/models")["data"],
+        **endpoint.get("/load"),
+    }
+
+
+def _show(state: dict[str, Any], console: Console) -> None:
+    word = "[green]ready[/]" if state["ready"] else "[red]not ready[/]"
+    models = ", ".join(model["id"] for model in state["models"]) or "no model"
+    console.print(f"{state['url']}: {word}, serves {models} (version {state['version']})", highlight=False)
+    table = Table("Replica", "State")
+    for heading in ("Running", "Waiting", "KV used"):
+        table.add_column(heading, justify="right")
+    for replica in state["replicas"]:
+        table.add_row(
+            replica["replica"],
+            replica["state"],
+            str(replica["running"]),
+            str(replica["waiting"]),
+            f"{replica['kv_cache_usage']:.1%}",
+        )
+    console.print(table)
