@@ -1,0 +1,361 @@
+"""Which replica holds which prefix, as a router sees it: a radix tree over token blocks, fed by KV events.
+
+An edge is a run of whole blocks that the same set of replicas holds; the set is a bitmask. Lookups compare token
+bytes, so the unmatched tail of a prompt is never hashed. A side map finds the node of a block hash: that is where events attach.
+"""
+
+from enum import Enum, auto
+
+from ..cluster.ids import BlockHash, ReplicaId
+from .events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch
+from .hash_map import KEY_BYTES, HashMap
+from .hashing import TOKEN_BYTES
+
+DEVICE_TIER = "device"
+
+
+class Applied(Enum):
+    """What became of a batch."""
+
+    APPLIED = auto()
+    STALE = auto()
+    """Of an older epoch, or seen before: ignored."""
+    GAP = auto()
+    """Words in between are missing: ignored until a snapshot comes."""
+
+
+class Node:
+    """An edge of the tree: ``hashes`` has KEY_BYTES for each of its blocks. The root of a tree has no blocks."""
+
+    __slots__ = ("children", "hashes", "mask", "number", "parent", "tokens")
+
+    def __init__(self, parent: "Node | None", tokens: bytes, hashes: bytes, mask: int, number: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.hashes = hashes
+        self.mask = mask
+        self.number = number
+        self.children: dict[bytes, Node] | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Token bytes of one block."""
+        return len(self.tokens) * KEY_BYTES // len(self.hashes)
+
+
+class _Replica:
+    """What the index knows of one replica's stream."""
+
+    __slots__ = ("bit", "epoch", "in_step", "next_seq", "num_blocks")
+
+    def __init__(self, bit: int, epoch: int) -> None:
+        self.bit = bit
+        self.epoch = epoch
+        self.next_seq = 0
+        self.in_step = True
+        self.num_blocks = 0
+
+
+class PrefixIndex:
+    """Prefixes held by every replica. Feed it with ``apply``, ask it with ``match``."""
+
+    def __init__(self) -> None:
+        self._roots: dict[tuple[BlockHash, int], Node] = {}
+        self._nodes: list[Node | None] = []
+        self._free_numbers: list[int] = []
+        self._where = HashMap()
+        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._names: list[ReplicaId | None] = []
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks held anywhere."""
+        return len(self._where)
+
+    def blocks_of(self, replica: ReplicaId) -> int:
+        """Blocks the replica is believed to hold."""
+        known = self._replicas.get(replica)
+        return known.num_blocks if known else 0
+
+    def apply(self, batch: KvEventBatch) -> Applied:
+        """Take in one batch. After GAP, a batch that begins with ``CacheCleared`` (a snapshot) sets things right."""
+        replica = self._replicas.get(batch.replica)
+        if replica is None or replica.epoch < batch.epoch:
+            self.drop(batch.replica)
+            replica = self._admit(batch.replica, batch.epoch)
+        # Out of step, the snapshot may be of the very batch before the gap.
+        oldest = replica.next_seq if replica.in_step else replica.next_seq - 1
+        if batch.epoch < replica.epoch or batch.seq < oldest:
+            return Applied.STALE
+        whole = bool(batch.events) and isinstance(batch.events[0], CacheCleared)
+        if not whole and (batch.seq != replica.next_seq or not replica.in_step):
+            replica.in_step = False
+            return Applied.GAP
+        replica.next_seq = batch.seq + 1
+        replica.in_step = True
+        for event in batch.events:
+            self._apply_event(replica, event)
+        return Applied.APPLIED
+
+    def match(self, namespace: BlockHash, tokens: bytes, block_size: int) -> dict[ReplicaId, int]:
+        """Leading tokens of the prompt that each replica holds, whole blocks, without those that hold none.
+
+        ``tokens`` is the prompt as ``hashing.pack_tokens`` makes it.
+        """
+        found: dict[ReplicaId, int] = {}
+        node = self._roots.get((namespace, block_size * TOKEN_BYTES))
+        step = block_size * TOKEN_BYTES
+        holders, depth = -1, 0
+        while node is not None and node.children is not None:
+            node = node.children.get(tokens[depth : depth + step])
+            if node is None:
+                break
+            if depth and holders & ~node.mask:
+                self._note(found, holders & ~node.mask, depth)
+            holders &= node.mask
+            if not holders:
+                return found
+            if not tokens.startswith(node.tokens, depth):
+                depth += common_blocks(node.tokens, 0, tokens, depth, step) * step
+                break
+            depth += len(node.tokens)
+        if depth:
+            self._note(found, holders, depth)
+        return found
+
+    def drop(self, replica: ReplicaId) -> None:
+        """Forget a replica and all it held."""
+        gone = self._replicas.pop(replica, None)
+        if gone is not None:
+            self._clear(gone)
+            self._names[gone.bit.bit_length() - 1] = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.__init__()
+
+    def _note(self, found: dict[ReplicaId, int], holders: int, depth: int) -> None:
+        names, tokens = self._names, depth // TOKEN_BYTES
+        while holders:
+            lowest = holders & -holders
+            name = names[lowest.bit_length() - 1]
+            if name is not None:
+                found[name] = tokens
+            holders ^= lowest
+
+    def _admit(self, name: ReplicaId, epoch: int) -> _Replica:
+        slot = self._names.index(None) if None in self._names else len(self._names)
+        self._names[slot : slot + 1] = [name]
+        replica = self._replicas[name] = _Replica(1 << slot, epoch)
+        return replica
+
+    def _apply_event(self, replica: _Replica, event: BlocksStored | BlocksRemoved | CacheCleared) -> None:
+        if isinstance(event, CacheCleared):
+            self._clear(replica)
+        elif event.tier != DEVICE_TIER:
+            return
+        elif isinstance(event, BlocksStored):
+            replica.num_blocks += self._store(replica.bit, event)
+        else:
+            for block in event.hashes:
+                replica.num_blocks -= self._remove(replica.bit, block[:KEY_BYTES])
+
+    def _clear(self, replica: _Replica) -> None:
+        if not replica.num_blocks:
+            return
+        held = [node for node in self._nodes if node is not None and node.mask & replica.bit]
+        for node in held:
+            node.mask &= ~replica.bit
+        for node in held:
+            # Pruning one may have taken others along.
+            if self._nodes[node.number] is node:
+                self._settle(node)
+        replica.num_blocks = 0
+
+    def _store(self, bit: int, event: BlocksStored) -> int:
+        """Mark a run of blocks as held; returns how many were not before."""
+        step = len(event.token_ids) // len(event.hashes)
+        hashes = b"".join([block[:KEY_BYTES] for block in event.hashes])
+        node = self._attachment(event.parent, step)
+        at, gained = 0, 0
+        while at < len(hashes):
+            first = at // KEY_BYTES * step
+            child = (node.children or {}).get(event.token_ids[first : first + step])
+            if child is None:
+                node = self._grow(node, event.token_ids[first:], hashes[at:], bit)
+                gained += (len(hashes) - at) // KEY_BYTES
+                break
+            common = common_blocks(child.hashes, 0, hashes, at, KEY_BYTES)
+            if not common:
+                break  # equal tokens after equal blocks with another hash: the sender is broken
+            at += common * KEY_BYTES
+            held = bool(child.mask & bit)
+            if common * KEY_BYTES < len(child.hashes) and not (held and at == len(hashes)):
+                child = self._split(child, common)
+            if not held:
+                child.mask |= bit
+                gained += common
+            node = self._join(node, child)
+        self._settle(node)
+        return gained
+
+    def _remove(self, bit: int, key: bytes) -> int:
+        """Mark one block as no longer held; returns 1 if it was."""
+        place = self._locate(key)
+        if place is None or not place[0].mask & bit:
+            return 0
+        node, at = place
+        if node.mask == bit and not node.children and (at + 1) * KEY_BYTES == len(node.hashes) and at:
+            self._where.pop(key)
+            node.tokens = node.tokens[: at * node.block_bytes]
+            node.hashes = node.hashes[: at * KEY_BYTES]
+            return 1
+        if (at + 1) * KEY_BYTES < len(node.hashes):
+            node = self._split(node, at + 1)
+        if at:
+            node = _only_child(self._split(node, at)) or node
+        node.mask &= ~bit
+        self._settle(node)
+        return 1
+
+    def _locate(self, key: bytes) -> tuple[Node, int] | None:
+        number = self._where.get(key)
+        node = None if number is None else self._nodes[number]
+        if node is None:
+            return None
+        at = node.hashes.find(key)
+        while at > 0 and at % KEY_BYTES:
+            at = node.hashes.find(key, at + 1)
+        return None if at < 0 else (node, at // KEY_BYTES)
+
+    def _attachment(self, parent: BlockHash, step: int) -> Node:
+        """The node that ends with block ``parent``; a hash nobody stored is the root of a namespace."""
+        place = self._locate(parent[:KEY_BYTES])
+        if place is None:
+            root = self._roots.get((parent, step))
+            if root is None:
+                root = self._roots[parent, step] = Node(None, b"", b"", 0, -1)
+            return root
+        node, at = place
+        return self._split(node, at + 1) if (at + 1) * KEY_BYTES < len(node.hashes) else node
+
+    def _grow(self, node: Node, tokens: bytes, hashes: bytes, bit: int) -> Node:
+        """Add blocks below ``node`` that nobody held; returns the node they are in."""
+        if node.parent is not None and not node.children and node.mask == bit:
+            node.tokens += tokens
+            node.hashes += hashes
+        else:
+            node = self._add(node, tokens, hashes, bit)
+        self._point(hashes, node.number)
+        return node
+
+    def _add(self, parent: Node, tokens: bytes, hashes: bytes, mask: int) -> Node:
+        if self._free_numbers:
+            number = self._free_numbers.pop()
+        else:
+            number = len(self._nodes)
+            self._nodes.append(None)
+        node = self._nodes[number] = Node(parent, tokens, hashes, mask, number)
+        _adopt(parent, node)
+        return node
+
+    def _point(self, hashes: bytes, number: int) -> None:
+        for at in range(0, len(hashes), KEY_BYTES):
+            self._where.put(hashes[at : at + KEY_BYTES], number)
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut an edge before block ``at``; returns its head. The shorter part gets a new number."""
+        tokens, hashes = node.tokens, node.hashes
+        cut, key_cut = at * node.block_bytes, at * KEY_BYTES
+        if 2 * key_cut <= len(hashes):
+            parent = _parent_of(node)
+            node.tokens, node.hashes = tokens[cut:], hashes[key_cut:]
+            head = self._add(parent, tokens[:cut], hashes[:key_cut], node.mask)
+            _adopt(head, node)
+            self._point(head.hashes, head.number)
+            return head
+        grandchildren, node.children = node.children, None
+        node.tokens, node.hashes = tokens[:cut], hashes[:key_cut]
+        tail = self._add(node, tokens[cut:], hashes[key_cut:], node.mask)
+        for child in (grandchildren or {}).values():
+            _adopt(tail, child)
+        self._point(tail.hashes, tail.number)
+        return node
+
+    def _join(self, parent: Node, child: Node) -> Node:
+        """Make one edge of a node and its only child if the same replicas hold both; returns where the child's end is."""
+        if parent.parent is None or parent.mask != child.mask or _only_child(parent) is not child:
+            return child
+        grandparent, tokens, hashes = parent.parent, parent.tokens + child.tokens, parent.hashes + child.hashes
+        kept, lost = (parent, child) if len(parent.hashes) > len(child.hashes) else (child, parent)
+        kept.children = child.children
+        self._point(lost.hashes, kept.number)
+        self._free(lost)
+        kept.tokens, kept.hashes = tokens, hashes
+        _adopt(grandparent, kept)
+        for grandchild in (kept.children or {}).values():
+            grandchild.parent = kept
+        return kept
+
+    def _settle(self, node: Node) -> None:
+        """Restore the tree around a node whose set changed: nothing empty, nothing cut that need not be."""
+        while node.parent is not None and not node.mask and not node.children:
+            parent = node.parent
+            _disown(parent, node)
+            for at in range(0, len(node.hashes), KEY_BYTES):
+                self._where.pop(node.hashes[at : at + KEY_BYTES])
+            self._free(node)
+            node = parent
+        if node.parent is None:
+            self._prune_root(node)
+            return
+        child = _only_child(node)
+        if child is not None:
+            node = self._join(node, child)
+        self._join(_parent_of(node), node)
+
+    def _prune_root(self, root: Node) -> None:
+        if not root.children:
+            self._roots = {key: node for key, node in self._roots.items() if node is not root}
+
+    def _free(self, node: Node) -> None:
+        self._nodes[node.number] = None
+        self._free_numbers.append(node.number)
+
+
+def common_blocks(a: bytes, a_start: int, b: bytes, b_start: int, step: int) -> int:
+    """Whole blocks of ``step`` bytes in which ``a`` from ``a_start`` and ``b`` from ``b_start`` agree."""
+    low, high = 0, min(len(a) - a_start, len(b) - b_start) // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        begin, end = low * step, middle * step
+        if a[a_start + begin : a_start + end] == b[b_start + begin : b_start + end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _adopt(parent: Node, node: Node) -> None:
+    if parent.children is None:
+        parent.children = {}
+    parent.children[node.tokens[: node.block_bytes]] = node
+    node.parent = parent
+
+
+def _disown(parent: Node, node: Node) -> None:
+    if parent.children is not None:
+        del parent.children[node.tokens[: node.block_bytes]]
+        parent.children = parent.children or None
+
+
+def _only_child(node: Node) -> Node | None:
+    if node.children is None or len(node.children) != 1:
+        return None
+    return next(iter(node.children.values()))
+
+
+def _parent_of(node: Node) -> Node:
+    if node.parent is None:
+        raise ValueError("the root of a tree has no parent")
+    return node.parent
