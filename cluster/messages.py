@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from .ids import Epoch, ReplicaId, RequestId
 from .sampling_params import SamplingParams
@@ -111,3 +112,17 @@ class ReplicaInfo:
     """Measured at start: one step of a single stream."""
     node: str = ""
     pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a client must know of a served model. Replicas put it on the bus, so that clients need no files."""
+
+    model: str
+    names: tuple[str, ...]
+    """All names it is served under, ``model`` among them."""
+    tokenizer: dict[str, Any]
+    max_model_len: int
+    token: str
+    """Secret of the channels: whoever may read the bus may submit."""
+    routing_policy: str

@@ -1,0 +1,52 @@
+"""A way into a running cluster, for an ingress or for any process in Ray: the frontend over a dispatcher."""
+
+import asyncio
+
+from ..cluster.errors import ReplicaUnavailableError
+from ..cluster.messages import ModelCard
+from ..router.dispatch import Dispatcher
+from ..router.frontend import Frontend
+from ..router.membership import Membership
+from ..router.policy import make_policy
+from ..router.tokenizer import Tokenizer
+from .embedded_bus import RayBus
+
+CARD_POLL_S = 0.1
+
+
+class ClusterClient:
+    """Frontend, dispatcher and membership of this process, all on the event loop that made them."""
+
+    def __init__(self, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend) -> None:
+        self.card = card
+        self.membership = membership
+        self.dispatcher = dispatcher
+        self.frontend = frontend
+
+    @classmethod
+    async def connect(cls, bus: RayBus, model: str | None = None, *, timeout_s: float = 3600.0) -> "ClusterClient":
+        """Wait for the first replica to announce the model, then follow the bus.
+
+        Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
+        """
+        card = await _card(bus, model, timeout_s)
+        membership = Membership(bus, card.token)
+        dispatcher = Dispatcher(membership, make_policy(card.routing_policy))
+        tokenizer = Tokenizer.from_dict(card.tokenizer)
+        frontend = Frontend(dispatcher, tokenizer, model=card.model, max_model_len=card.max_model_len)
+        await membership.start()
+        return cls(card, membership, dispatcher, frontend)
+
+    async def close(self) -> None:
+        """Disconnect from replicas and bus."""
+        await self.membership.close()
+
+
+async def _card(bus: RayBus, model: str | None, timeout_s: float) -> ModelCard:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while (card := await bus.card(model)) is None:
+        if loop.time() > deadline:
+            raise ReplicaUnavailableError(f"no replica of {model or 'a single model'} came up in {timeout_s:g} s")
+        await asyncio.sleep(CARD_POLL_S)
+    return card

@@ -1,0 +1,34 @@
+"""The HTTP door: a Serve deployment that holds the clients' streams."""
+
+from ray import serve
+from starlette.types import ASGIApp
+
+from ..cluster.config import WarmrootConfig
+from ..router.openai.app import build_app
+from ..router.openai.settings import ApiKey, ApiSettings
+from .cluster_client import ClusterClient
+from .embedded_bus import open_bus
+
+
+class Ingress:
+    """Serves the OpenAI API for one model over the cluster's replicas."""
+
+    async def __init__(self, config: WarmrootConfig, _replicas: serve.handle.DeploymentHandle) -> None:
+        """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it."""
+        self._config = config
+        self._client = await ClusterClient.connect(open_bus())
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Called by Serve once the constructor is through."""
+        server = self._config.server
+        settings = ApiSettings(
+            api_keys=tuple(ApiKey(key=key) for key in server.api_key),
+            max_body_bytes=server.max_body_bytes,
+            allowed_origins=server.allowed_origins,
+            root_path=server.root_path,
+        )
+        names = self._config.model.names
+        return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client)
+
+    async def __del__(self) -> None:
+        await self._client.close()

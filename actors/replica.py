@@ -1,0 +1,120 @@
+"""A replica: engine, model and channel in one Serve actor, announced on the event bus."""
+
+import asyncio
+import os
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, replace
+from typing import Any
+
+import ray
+from ray import serve
+
+from ..cluster.config import WarmrootConfig
+from ..cluster.errors import EngineError, WarmrootError
+from ..cluster.ids import Epoch, ReplicaId, RequestId
+from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.sampling_params import SamplingParams
+from ..kv_store.events import KvEvent
+from ..router.channel_server import ChannelServer
+from .embedded_bus import StartupNote, open_bus
+from .engine_host import EngineHost
+from .event_publisher import EventPublisher
+
+
+class Replica:
+    """Serve deployment of one model. Requests come over the channel; ``generate`` serves plain Serve handles."""
+
+    async def __init__(self, config: WarmrootConfig, token: str) -> None:
+        """Load, warm up, listen, announce. ``token`` is the secret that opens the channel."""
+        self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
+        self._bus = open_bus()
+        self._loop = asyncio.get_running_loop()
+        self._plain: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
+        try:
+            self._host = await asyncio.to_thread(EngineHost.load, config, self._report)
+        except WarmrootError as error:
+            await self._bus.report(self._id, StartupNote(stage="failed", failed=error.message))
+            raise
+        self._channel = ChannelServer(self, token)
+        address = await self._channel.start(ray.util.get_node_ip_address())
+        self.info: ReplicaInfo = self._host.describe(
+            self._id, Epoch(time.time_ns()), address, node=ray.get_runtime_context().get_node_id(), pid=os.getpid()
+        )
+        self._publisher = EventPublisher(self._bus, self.info, self._snapshot)
+        self._engine = self._host.start(self._on_deltas, self._on_events)
+        await self._bus.put_card(self._host.card(token))
+        await self._publisher.start()
+        await self._bus.report(self._id, StartupNote(stage="ready"))
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        return self._engine.load()
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue a request of an ingress. Raises a WarmrootError when it is refused."""
+        self._engine.add(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget a request and free its blocks."""
+        self._engine.abort(request_id)
+
+    async def generate(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """For plain Serve handles: ``{"prompt_token_ids": [...], "params": {...}}`` in, deltas as dicts out.
+
+        ``params`` holds fields of SamplingParams. Every delta crosses Ray, which costs far more than the channel.
+        """
+        params = SamplingParams(**request.get("params", {}))
+        source = GenerateRequest(
+            request_id=RequestId(request.get("request_id") or f"serve-{uuid.uuid4().hex}"),
+            prompt_token_ids=request["prompt_token_ids"],
+            params=params if params.seed is not None else replace(params, seed=secrets.randbits(63)),
+        )
+        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._plain[source.request_id] = deltas
+        try:
+            self._engine.add(source)
+            while True:
+                delta = await deltas.get()
+                yield asdict(delta)
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            del self._plain[source.request_id]
+            self._engine.abort(source.request_id)
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        """Asked by Serve once; every router sees it."""
+        return {"replica": self.info.replica, "address": self.info.address}
+
+    def check_health(self) -> None:
+        """Asked by Serve; raising makes it replace this replica."""
+        if not self._engine.healthy:
+            raise EngineError("the engine has failed; see the replica's log")
+
+    async def __del__(self) -> None:
+        await self._publisher.close()
+        await self._channel.close()
+        self._engine.close()
+
+    async def _snapshot(self) -> list[KvEvent]:
+        return await asyncio.wrap_future(self._engine.snapshot())
+
+    def _on_deltas(self, deltas: list[TokenDelta]) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, deltas)
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        self._channel.push(deltas)
+        if self._plain:
+            for delta in deltas:
+                if delta.request_id in self._plain:
+                    self._plain[delta.request_id].put_nowait(delta)
+
+    def _on_events(self, events: list[KvEvent]) -> None:
+        self._loop.call_soon_threadsafe(self._publisher.add, events)
+
+    def _report(self, note: StartupNote) -> None:
+        """From the loading thread."""
+        asyncio.run_coroutine_threadsafe(self._bus.report(self._id, note), self._loop)

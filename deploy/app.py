@@ -1,0 +1,57 @@
+"""The Serve application: an ingress deployment in front of a deployment of replicas."""
+
+import os
+import secrets
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from ..actors.ingress import Ingress
+from ..actors.replica import Replica
+from ..cluster.config import WarmrootConfig
+from ..router.serve_router import WarmrootRequestRouter
+
+APP_NAME = "warmroot"
+REPLICA_DEPLOYMENT = "Replica"
+
+
+def build_app(config: WarmrootConfig) -> serve.Application:
+    """Replicas and ingresses as ``config`` asks for; run it with ``serve.run`` or name it in a Serve config."""
+    threads = replica_threads(config)
+    replicas = serve.deployment(Replica).options(
+        name=REPLICA_DEPLOYMENT,
+        num_replicas=config.deploy.num_replicas,
+        # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
+        max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
+        ray_actor_options={"num_cpus": threads, "runtime_env": {"env_vars": _thread_environment(threads)}},
+        request_router_config=RequestRouterConfig(
+            request_router_class=WarmrootRequestRouter,
+            request_router_kwargs={"policy": config.routing.routing_policy},
+        ),
+        health_check_period_s=5,
+        graceful_shutdown_timeout_s=20,
+    )
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="Ingress",
+        num_replicas=config.server.num_ingress,
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=20,
+    )
+    return ingress.bind(config, replicas.bind(config, secrets.token_hex(16)))
+
+
+def replica_threads(config: WarmrootConfig) -> int:
+    """CPU threads of each replica: as asked, or the machine's cores shared among its replicas."""
+    return config.deploy.threads_per_replica or max(1, (os.cpu_count() or 1) // config.deploy.num_replicas)
+
+
+def replica_handle() -> DeploymentHandle:
+    """A plain Serve handle to the replicas: slower than ``warmroot.connect()``, routed by the same policy."""
+    return serve.get_deployment_handle(REPLICA_DEPLOYMENT, APP_NAME)
+
+
+def _thread_environment(threads: int) -> dict[str, str]:
+    """OpenMP reads its variables when torch is imported, so they must be there before the actor's code."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

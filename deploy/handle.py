@@ -1,0 +1,109 @@
+"""A client of a running cluster for any process in Ray: the ingress's router and sockets, without HTTP."""
+
+from collections.abc import AsyncGenerator, Generator, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from ..actors.cluster_client import ClusterClient
+from ..actors.embedded_bus import find_bus
+from ..cluster.errors import ConfigError, ReplicaUnavailableError
+from ..cluster.sampling_params import SamplingParams
+from ..router.output import OutputDelta, RequestOutput
+from .background_loop import BackgroundLoop
+from .local_ray import RAY_NAMESPACE
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+"""A text, token ids, or chat messages."""
+
+
+class Handle:
+    """Generates on the cluster's replicas. Use ``connect`` to get one; it may be shared by threads and event loops.
+
+    ``generate`` and ``stream`` are for asynchronous code, ``generate_sync`` and ``stream_sync`` for the rest. Closing
+    an iterator before its end, or cancelling the caller, aborts the request and frees its memory.
+    """
+
+    def __init__(self, loop: BackgroundLoop, client: ClusterClient) -> None:
+        self._loop = loop
+        self._client = client
+
+    @property
+    def model(self) -> str:
+        """Name of the served model."""
+        return self._client.card.model
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
+        """The whole output. ``options``: ``priority`` (lower runs first), ``cache_salt``, ``request_id``."""
+        return await self._loop.arun(self._generate(prompt, params, options))
+
+    def generate_sync(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
+        """``generate`` for synchronous code."""
+        return self._loop.run(self._generate(prompt, params, options))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas as they come."""
+        return self._loop.aiterate(self._stream(prompt, params, options))
+
+    def stream_sync(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Generator[OutputDelta, None, None]:
+        """``stream`` for synchronous code."""
+        return self._loop.iterate(self._stream(prompt, params, options))
+
+    def close(self) -> None:
+        """Disconnect; open requests are aborted."""
+        self._loop.run(self._client.close())
+        self._loop.close()
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _generate(self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> RequestOutput:
+        token_ids = self._tokens(prompt)
+        return await self._client.frontend.generate(token_ids, params or SamplingParams(), **options)
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
+    ) -> AsyncGenerator[OutputDelta, None]:
+        source = self._client.frontend.stream(self._tokens(prompt), params or SamplingParams(), **options)
+        try:
+            async for delta in source:
+                yield delta
+        finally:
+            await source.aclose()
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        frontend = self._client.frontend
+        if isinstance(prompt, str):
+            return frontend.tokenize(prompt)
+        if prompt and isinstance(prompt[0], dict):
+            return frontend.render(list(prompt))
+        return frontend.tokenize(list(prompt))
+
+
+def connect(model: str | None = None, *, address: str | None = None, timeout_s: float = 60.0) -> Handle:
+    """A handle to the cluster of this Ray program, or of the Ray at ``address`` ("auto" finds one on this machine).
+
+    ``model`` chooses among several served models. Raises ConfigError where Warmroot is not running, and
+    ReplicaUnavailableError when no replica is ready within ``timeout_s`` seconds.
+    """
+    if not ray.is_initialized():
+        ray.init(address=address or "auto", namespace=RAY_NAMESPACE, log_to_driver=False, logging_level="error")
+    bus = find_bus()
+    if bus is None:
+        raise ConfigError("Warmroot is not running in this Ray cluster; start it with warmroot serve or warmroot.run")
+    loop = BackgroundLoop()
+    try:
+        return Handle(loop, loop.run(ClusterClient.connect(bus, model, timeout_s=timeout_s)))
+    except ReplicaUnavailableError:
+        loop.close()
+        raise

@@ -1,0 +1,122 @@
+"""Brings a cluster up, shows how far it is, and takes it down again."""
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+from ray.serve.schema import ApplicationStatus
+from rich.console import Console
+
+from ..actors.embedded_bus import StartupNote, find_bus, open_bus
+from ..cluster.config import WarmrootConfig
+from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
+from .app import APP_NAME, build_app, replica_threads
+from .handle import Handle, connect
+from .local_ray import check_port, ensure_ray
+from .startup_display import StartupDisplay
+
+POLL_S = 0.2
+
+
+def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> Handle:
+    """Start a cluster for ``config`` (or a model's name with flat configuration keys) and return a handle to it.
+
+    Joins the Ray that this process is connected to, or the one at ``ray_address``, or starts one here. Raises
+    ConfigError, ModelLoadError, or ReplicaUnavailableError when Serve cannot bring the replicas up.
+    """
+    config = WarmrootConfig.of(config, **keys) if isinstance(config, str) else config
+    server, deploy = config.server, config.deploy
+    check_port(server.host, server.port)
+    display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
+    with display:
+        display.stage("starting Ray")
+        wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
+        started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted)
+        try:
+            display.stage("starting Serve")
+            open_bus()
+            location = "HeadOnly" if started_ray else "EveryNode"
+            ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
+            target = ray_serve.RunTarget(target=build_app(config), name=APP_NAME, route_prefix=server.root_path or "/")
+            ray_serve.run_many([target], wait_for_applications_running=False)
+            _wait_until_running(display)
+        except BaseException:
+            shutdown(stop_ray=started_ray)
+            raise
+    return connect(config.model.names[0])
+
+
+def shutdown(*, stop_ray: bool = True) -> None:
+    """Take the application and the bus down, and Ray with it if this process started it."""
+    if not ray.is_initialized():
+        return
+    with suppress(Exception):  # a cluster that is half up has nothing left to save
+        ray_serve.shutdown()
+    bus = find_bus()
+    if bus is not None:
+        ray.kill(bus.actor)
+    if stop_ray:
+        ray.shutdown()
+
+
+def serve(config: WarmrootConfig) -> int:
+    """Run until interrupted: what ``warmroot serve`` does. Returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops it as Ctrl-C does
+    console = Console(stderr=True)
+    handle = run(config)
+    try:
+        _announce(console, config)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        handle.close()
+        shutdown()
+    return 0
+
+
+def endpoint(config: WarmrootConfig) -> str:
+    """Base URL of the HTTP API."""
+    host = "127.0.0.1" if config.server.host == "0.0.0.0" else config.server.host
+    return f"http://{host}:{config.server.port}{config.server.root_path}"
+
+
+def _announce(console: Console, config: WarmrootConfig) -> None:
+    url, name = endpoint(config), config.model.names[0]
+    console.print(f"[bold]{name}[/] is served at [bold]{url}/v1[/] by {config.deploy.num_replicas} replica(s)")
+    console.print(f"  warmroot chat --url {url}      talk to it", highlight=False)
+    console.print(f"  warmroot status --url {url}    look at its replicas", highlight=False)
+    console.print(f"  {url}/docs                     the API        Ctrl-C stops it", highlight=False)
+
+
+def _wait_until_running(display: StartupDisplay) -> None:
+    """Follow the replicas' notes until Serve calls the application running."""
+    bus = find_bus()
+    assert bus is not None, "opened before Serve was started"
+    while True:
+        notes: Mapping[str, StartupNote] = ray.get(bus.actor.notes.remote())
+        display.update(notes)
+        for note in notes.values():
+            if note.failed is not None:
+                raise ModelLoadError(note.failed)
+        application = ray_serve.status().applications[APP_NAME]
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            details = [application.message, *(d.message for d in application.deployments.values())]
+            raise ReplicaUnavailableError("Serve could not start the application: " + _last_line(details))
+        time.sleep(POLL_S)
+
+
+def _last_line(messages: list[str]) -> str:
+    """The line of a Serve message that says what went wrong: the last one of the first traceback."""
+    for message in reversed(messages):
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
+    return "no reason given"
