@@ -1,7 +1,8 @@
 """Which replica holds which prefix, as a router sees it: a radix tree over token blocks, fed by KV events.
 
 An edge is a run of whole blocks that the same set of replicas holds; the set is a bitmask. Lookups compare token
-bytes, so the unmatched tail of a prompt is never hashed. A side map finds the node of a block hash: that is where events attach.
+bytes, so the unmatched tail of a prompt is never hashed. A side map finds the node of a block hash: that is where
+events attach.
 """
 
 from enum import Enum, auto
@@ -25,7 +26,7 @@ class Applied(Enum):
 
 
 class Node:
-    """An edge of the tree: ``hashes`` has KEY_BYTES for each of its blocks. The root of a tree has no blocks."""
+    """An edge of the tree: ``hashes`` has KEY_BYTES for each of its blocks."""
 
     __slots__ = ("children", "hashes", "mask", "number", "parent", "tokens")
 
@@ -41,6 +42,16 @@ class Node:
     def block_bytes(self) -> int:
         """Token bytes of one block."""
         return len(self.tokens) * KEY_BYTES // len(self.hashes)
+
+
+class Root(Node):
+    """Where the chains of one namespace and block size begin; it has no blocks itself."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: tuple[BlockHash, int]) -> None:
+        super().__init__(None, b"", b"", 0, -1)
+        self.key = key
 
 
 class _Replica:
@@ -60,7 +71,7 @@ class PrefixIndex:
     """Prefixes held by every replica. Feed it with ``apply``, ask it with ``match``."""
 
     def __init__(self) -> None:
-        self._roots: dict[tuple[BlockHash, int], Node] = {}
+        self._roots: dict[tuple[BlockHash, int], Root] = {}
         self._nodes: list[Node | None] = []
         self._free_numbers: list[int] = []
         self._where = HashMap()
@@ -103,8 +114,8 @@ class PrefixIndex:
         ``tokens`` is the prompt as ``hashing.pack_tokens`` makes it.
         """
         found: dict[ReplicaId, int] = {}
-        node = self._roots.get((namespace, block_size * TOKEN_BYTES))
         step = block_size * TOKEN_BYTES
+        node: Node | None = self._roots.get((namespace, step))
         holders, depth = -1, 0
         while node is not None and node.children is not None:
             node = node.children.get(tokens[depth : depth + step])
@@ -232,10 +243,8 @@ class PrefixIndex:
         """The node that ends with block ``parent``; a hash nobody stored is the root of a namespace."""
         place = self._locate(parent[:KEY_BYTES])
         if place is None:
-            root = self._roots.get((parent, step))
-            if root is None:
-                root = self._roots[parent, step] = Node(None, b"", b"", 0, -1)
-            return root
+            key = (parent, step)
+            return self._roots.get(key) or self._roots.setdefault(key, Root(key))
         node, at = place
         return self._split(node, at + 1) if (at + 1) * KEY_BYTES < len(node.hashes) else node
 
@@ -283,7 +292,7 @@ class PrefixIndex:
         return node
 
     def _join(self, parent: Node, child: Node) -> Node:
-        """Make one edge of a node and its only child if the same replicas hold both; returns where the child's end is."""
+        """Make one edge of a node and its only child if the same replicas hold both; returns where the child ends."""
         if parent.parent is None or parent.mask != child.mask or _only_child(parent) is not child:
             return child
         grandparent, tokens, hashes = parent.parent, parent.tokens + child.tokens, parent.hashes + child.hashes
@@ -306,17 +315,14 @@ class PrefixIndex:
                 self._where.pop(node.hashes[at : at + KEY_BYTES])
             self._free(node)
             node = parent
-        if node.parent is None:
-            self._prune_root(node)
+        if isinstance(node, Root):
+            if not node.children:
+                del self._roots[node.key]
             return
         child = _only_child(node)
         if child is not None:
             node = self._join(node, child)
         self._join(_parent_of(node), node)
-
-    def _prune_root(self, root: Node) -> None:
-        if not root.children:
-            self._roots = {key: node for key, node in self._roots.items() if node is not root}
 
     def _free(self, node: Node) -> None:
         self._nodes[node.number] = None
