@@ -1,0 +1,137 @@
+"""Configuration from Python: keys, types, bounds, contradictions."""
+
+import pytest
+from pydantic import ValidationError
+
+from warmroot.cluster.config import WarmrootConfig
+from warmroot.cluster.errors import ConfigError
+from warmroot.cluster.sizes import format_size, parse_size
+
+
+def test_defaults():
+    config = WarmrootConfig.of("smollm2")
+    assert config.model.names == ("smollm2",)
+    assert config.cache.block_size == 16
+    assert config.scheduler.max_num_batched_tokens == 2048
+    assert config.routing.routing_policy == "warm_prefix"
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+    assert config.deploy.num_replicas == 1
+
+
+def test_keys_reach_their_sections():
+    config = WarmrootConfig.of(
+        "/models/x", served_model_name=["a", "b"], kv_cache_memory="2GiB", num_replicas=3, routing_policy="random"
+    )
+    assert config.model.names == ("a", "b")
+    assert config.cache.kv_cache_memory == 2 * 2**30
+    assert (config.deploy.num_replicas, config.routing.routing_policy) == (3, "random")
+
+
+def test_a_lone_name_is_a_list_of_one():
+    assert WarmrootConfig.of("x", served_model_name="a").model.names == ("a",)
+
+
+def test_keys_are_unique_and_documented():
+    fields = [key for section in WarmrootConfig.SECTIONS.values() for key in section.model_fields]
+    assert len(fields) == len(set(fields))
+    assert [key for key, info in WarmrootConfig.keys().items() if not info.description] == []
+
+
+def test_frozen():
+    with pytest.raises(ValidationError):
+        WarmrootConfig.of("x").server.port = 1
+
+
+def test_secrets_are_not_shown():
+    config = WarmrootConfig.of("x", api_key=["hunter2"])
+    assert "hunter2" not in repr(config)
+    assert config.server.api_key[0].get_secret_value() == "hunter2"
+    with pytest.raises(ConfigError) as caught:
+        WarmrootConfig.of("x", api_key=[b"hunter2"])
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"max_num_sequences": 4}, "max_num_sequences: unknown key; did you mean max_num_seqs?"),
+        ({"zzz": 4}, "zzz: unknown key"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: 'int8' is not one of auto, fp32, fp16, bf16"),
+        (
+            {"routing_policy": "warm-prefix"},
+            "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded;"
+            " did you mean warm_prefix?",
+        ),
+        ({"max_num_seqs": "many"}, "max_num_seqs: should be a valid integer, not 'many'"),
+        ({"max_num_seqs": "4"}, "max_num_seqs: should be a valid integer, not '4'"),
+        ({"max_num_seqs": True}, "max_num_seqs: should be a valid integer, not True"),
+        ({"max_num_seqs": None}, "max_num_seqs: should be a valid integer, not None"),
+        ({"port": 0}, "port: should be greater than or equal to 1, not 0"),
+        ({"port": 65536}, "port: should be less than or equal to 65535, not 65536"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching: should be a valid boolean, not 'no'"),
+        ({"served_model_name": ["a", 1]}, "served_model_name: [1] should be a valid string, not 1"),
+        ({"kv_cache_memory": "lots"}, "kv_cache_memory: 'lots' is not a size such as 2GiB, 512MB or 1000000"),
+        ({"request_timeout_s": float("nan")}, "request_timeout_s: should be greater than 0, not nan"),
+        (
+            {"num_kv_blocks": 10, "kv_cache_memory": "1GiB"},
+            "num_kv_blocks: give either num_kv_blocks or kv_cache_memory, not both",
+        ),
+        (
+            {"max_num_batched_tokens": 8},
+            "max_num_batched_tokens: 8 is less than max_num_seqs (256):"
+            " a step must have room for one token of every sequence",
+        ),
+        ({"queue_timeout_s": 700}, "queue_timeout_s: 700 exceeds request_timeout_s (600)"),
+        ({"root_path": "api"}, "root_path: 'api' must start with / and must not end with it"),
+        ({"api_key": ""}, "api_key: a key must not be empty"),
+        (
+            {"ray_address": "auto", "num_cpus": 4},
+            "num_cpus: applies to a Ray started here; leave it away with ray_address",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(keys, message):
+    with pytest.raises(ConfigError) as caught:
+        WarmrootConfig.of("x", **keys)
+    assert caught.value.message == message
+    assert caught.value.param == message.partition(":")[0]
+
+
+def test_a_model_is_needed():
+    with pytest.raises(ConfigError, match="model: missing"):
+        WarmrootConfig.from_keys({})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", 2 * 2**30),
+        ("2Gi", 2 * 2**30),
+        ("2 gib", 2 * 2**30),
+        ("2GB", 2 * 10**9),
+        ("2G", 2 * 10**9),
+        ("1.5MiB", 1572864),
+        ("512k", 512_000),
+        ("100B", 100),
+        ("100", 100),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "2XB", "2GiBs"])
+def test_what_is_not_a_size(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_with_three_digits():
+    assert [format_size(size) for size in (0, 999, 1536, 1_342_177_280, 80e9, -2048)] == [
+        "0 B",
+        "999 B",
+        "1.50 KiB",
+        "1.25 GiB",
+        "74.5 GiB",
+        "-2.00 KiB",
+    ]
