@@ -5,16 +5,13 @@ Counters and histograms are fed request by request; what the cluster knows is re
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus
-
-if TYPE_CHECKING:
-    from .frontend import OutputDelta
+from .output import OutputDelta
 
 LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -65,7 +62,7 @@ class RequestMeter:
         self._last: dict[int, float] = {}
         self._labels: tuple[str, str] | None = None
 
-    def observe(self, delta: "OutputDelta") -> None:
+    def observe(self, delta: OutputDelta) -> None:
         """Count one delta of the prompt's choice ``delta.index``."""
         now = self._clock()
         if self._labels is None:
@@ -76,9 +73,9 @@ class RequestMeter:
             self._inter_token.observe(now - previous)
         self._generation.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._finish(str(delta.finish_reason), now)
+            self._finish(delta.finish_reason, now)
 
-    def _first(self, delta: "OutputDelta", now: float) -> None:
+    def _first(self, delta: OutputDelta, now: float) -> None:
         metrics, self._labels = self._metrics, (self._model, delta.replica or "")
         metrics.time_to_first_token.labels(*self._labels).observe(now - self._started)
         for counter in (metrics.prompt_tokens, metrics.cache_queries):

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from .cluster_state import ClusterState
 from .errors import install_error_handlers
@@ -19,9 +19,6 @@ from .routes_status import health_routes, model_routes
 from .service import Service, random_id
 from .settings import ApiSettings
 from .tokens import token_routes
-
-if TYPE_CHECKING:
-    from ..frontend import Frontend
 
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -34,9 +31,9 @@ EXPOSED_HEADERS = (
 
 
 def build_app(
-    frontends: "Mapping[str, Frontend]",
+    frontends: Mapping[str, Frontend],
+    settings: ApiSettings,
     cluster: ClusterState,
-    settings: ApiSettings | None = None,
     *,
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.perf_counter,
@@ -46,7 +43,6 @@ def build_app(
 
     ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds.
     """
-    settings = settings or ApiSettings()
     service = Service(
         frontends=frontends,
         cluster=cluster,

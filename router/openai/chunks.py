@@ -3,14 +3,12 @@
 import json
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..output import OutputDelta
 from .feed import Arrival
 from .logprobs import LogprobFormat
 from .protocol import Usage
-
-if TYPE_CHECKING:
-    from ..frontend import OutputDelta
 
 DONE = "data: [DONE]\n\n"
 KEEP_ALIVE = ": keep-alive\n\n"
@@ -117,7 +115,7 @@ class ChunkWriter:
     def _usage_tail(self) -> str:
         return f'],"usage":{compact(self._usage.usage().body())}}}\n\n'
 
-    def _token_ids(self, delta: "OutputDelta") -> str:
+    def _token_ids(self, delta: OutputDelta) -> str:
         return f',"token_ids":{compact(delta.token_ids)}' if self._options.token_ids else ""
 
 

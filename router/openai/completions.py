@@ -77,7 +77,7 @@ class CompletionChoice(ResponseBody):
     token_ids: list[int] | None = None
 
 
-class Completion(ResponseBody):
+class CompletionBody(ResponseBody):
     """The response without ``stream``; a stream's events have the same form."""
 
     id: str

@@ -94,26 +94,22 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "cannot be parsed")
         return InvalidRequestError(f"the request body is not valid JSON: {reason}")
-    param = field_path(first["loc"], body)
+    param = field_path(first, body)
     if not param:
         return InvalidRequestError("the request body must be a JSON object, sent with content-type application/json")
-    reasons = dict.fromkeys(error["msg"] for error in errors if field_path(error["loc"], body) == param)
-    return InvalidRequestError(f"{param}: {'; or '.join(list(reasons)[:4])}", param=param)
+    alternatives = [error["msg"] for error in errors if f"{field_path(error, body)}.".startswith(f"{param}.")]
+    return InvalidRequestError(f"{param}: {'; or '.join(list(dict.fromkeys(alternatives))[:4])}", param=param)
 
 
-def field_path(location: Sequence[str | int], body: Any) -> str:
-    """The dotted path of a field in ``body``; pydantic's names of union members are left out."""
+def field_path(error: Mapping[str, Any], body: Any) -> str:
+    """The dotted path of the field at fault in ``body``; pydantic's names of union members are left out."""
     path: list[str] = []
     value = body
-    rest = location[1:] if location and location[0] in {"body", "query", "path"} else location
-    for depth, step in enumerate(rest):
-        missing = isinstance(value, dict) and depth == len(rest) - 1
+    for step in error["loc"][1:]:  # the first is "body"
         if _has(value, step):
             value = value[step]
-        elif not missing:
-            continue
-        path.append(str(step))
-    return ".".join(path)
+            path.append(str(step))
+    return ".".join([*path, str(error["loc"][-1])] if error["type"] == "missing" else path)
 
 
 def _has(value: Any, step: str | int) -> bool:

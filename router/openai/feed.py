@@ -3,21 +3,19 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import Receive
 
 from ..metrics import RequestMeter
-
-if TYPE_CHECKING:
-    from ..frontend import OutputDelta
+from ..output import OutputDelta
 
 
 class Arrival(NamedTuple):
     """A delta and the number of the prompt it belongs to."""
 
     prompt: int
-    delta: "OutputDelta"
+    delta: OutputDelta
 
 
 class DeltaFeed:
@@ -29,7 +27,7 @@ class DeltaFeed:
 
     def __init__(
         self,
-        streams: Sequence[AsyncGenerator["OutputDelta", None]],
+        streams: Sequence[AsyncGenerator[OutputDelta, None]],
         meters: Sequence[RequestMeter],
         receive: Receive,
         keep_alive_s: float,
@@ -89,7 +87,7 @@ class DeltaFeed:
         self._cancel()
         await asyncio.gather(self._watcher, *self._pumps, return_exceptions=True)
 
-    async def _pump(self, prompt: int, stream: AsyncGenerator["OutputDelta", None]) -> None:
+    async def _pump(self, prompt: int, stream: AsyncGenerator[OutputDelta, None]) -> None:
         observe = self._meters[prompt].observe
         try:
             async with aclosing(stream):

@@ -2,31 +2,21 @@
 
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import Request
 from starlette.responses import Response
 
 from ...cluster.ids import RequestId
 from ...cluster.sampling_params import SamplingParams
+from ..frontend import Frontend
 from ..metrics import RequestMeter
+from ..output import OutputCollector, RequestOutput
 from .chunks import ChunkOptions, ChunkWriter, Envelope, UsageCounter
-from .collect import Collected, best
 from .events import EventStream
-from .feed import Arrival, DeltaFeed
+from .feed import DeltaFeed
 from .logprobs import LogprobFormat
 from .protocol import GenerationRequest
 from .service import Service
-
-if TYPE_CHECKING:
-    from ..frontend import Frontend
-
-
-class Choices(NamedTuple):
-    """Finished choices per prompt, and the headers that say who served them."""
-
-    by_prompt: list[list[Collected]]
-    headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +24,7 @@ class Generation:
     """All that is known before the first token."""
 
     service: Service
-    frontend: "Frontend"
+    frontend: Frontend
     request: Request
     body: GenerationRequest
     envelope: Envelope
@@ -97,31 +87,33 @@ class Generation:
         except BaseException:
             await feed.aclose()
             raise
-        return EventStream(feed, writer, first, _served_by(first), self.request.state.request_id)
+        headers = served_by(first[0].delta.replica, first[0].delta.cached_tokens) if first else {}
+        return EventStream(feed, writer, first, headers, self.request.state.request_id)
 
-    async def choices(self) -> Choices | None:
-        """Every choice, finished; None when the client has left.
+    async def outputs(self) -> list[RequestOutput] | None:
+        """The whole output of each prompt; None when the client has left.
 
-        All ``best_of`` candidates count in the usage; the ``n`` likeliest are returned.
+        With ``best_of`` all candidates count in the usage, and the ``n`` likeliest are returned.
         """
         params = self._params_of_candidates()
-        collected = [[Collected() for _ in range(params.n)] for _ in self.prompts]
+        collectors = [OutputCollector(params.n) for _ in self.prompts]
         async with aclosing(self._start(params)) as feed:
-            arrived = first = await feed.first()
-            while arrived:
-                for arrival in arrived:
+            while not feed.done:
+                for arrival in await feed.next():
                     self.usage.count(arrival)
-                    collected[arrival.prompt][arrival.delta.index].add(arrival.delta)
-                arrived = [] if feed.done else await feed.first()
+                    collectors[arrival.prompt].add(arrival.delta)
             if feed.disconnected:
                 return None
-        return Choices([best(candidates, self.params.n) for candidates in collected], _served_by(first))
+        return [
+            collector.finish(RequestId(self.envelope.id), prompt, self.params.n)
+            for collector, prompt in zip(collectors, self.prompts, strict=True)
+        ]
 
     def _params_of_candidates(self) -> SamplingParams:
         params = self.params
         if params.best_of is None or params.best_of == params.n:
             return params
-        return replace(params, n=params.best_of, logprobs=params.logprobs or 0)
+        return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
 
     def _start(self, params: SamplingParams) -> DeltaFeed:
         """Submit every prompt. Ids in the engine are unique whatever id the client chose."""
@@ -136,7 +128,7 @@ class Generation:
             )
             for number, prompt in enumerate(self.prompts)
         ]
-        meters = [RequestMeter(service.metrics, self.envelope.model, service.monotonic) for _ in streams]
+        meters = [RequestMeter(service.metrics, self.frontend.model, service.monotonic) for _ in streams]
         feed = DeltaFeed(streams, meters, self.request.receive, service.settings.keep_alive_s)
         feed.start()
         return feed
@@ -149,11 +141,6 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{cache_salt or ''}"
 
 
-def _served_by(first: list[Arrival]) -> dict[str, str]:
-    if not first:
-        return {}
-    delta = first[0].delta
-    return {
-        "x-warmroot-replica": delta.replica or "",
-        "x-warmroot-cached-tokens": str(delta.cached_tokens or 0),
-    }
+def served_by(replica: str | None, cached_tokens: int | None) -> dict[str, str]:
+    """Headers that say which replica answered, and how much of the prompt it had cached."""
+    return {"x-warmroot-replica": replica or "", "x-warmroot-cached-tokens": str(cached_tokens or 0)}

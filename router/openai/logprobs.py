@@ -2,26 +2,19 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from ...cluster.messages import TokenLogprob
+from ..tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """JSON knows no infinity; OpenAI writes this for tokens of probability 0."""
 
 
-class TokenBytes(Protocol):
-    """What this module needs of a tokenizer."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes that the token stands for, maybe a part of a character."""
-        ...
-
-
 class LogprobFormat:
     """Writes tokens as text, or as ``token_id:123`` where the request asks for it."""
 
-    def __init__(self, tokenizer: TokenBytes, *, as_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
@@ -57,9 +50,7 @@ class LogprobFormat:
 
     def text(self, token_id: int) -> str:
         """The token as text; bytes that are no whole character become U+FFFD."""
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
         encoded = list(self._tokenizer.token_bytes(token_id))

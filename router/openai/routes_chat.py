@@ -1,19 +1,24 @@
 """``POST /v1/chat/completions``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...cluster.errors import ClientError
+from ..output import Completion, RequestOutput
 from .chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from .chunks import ChatChunks
-from .collect import Collected
-from .generation import Choices, Generation
+from .generation import Generation, served_by
+from .json_route import JsonRoute
 from .responses import CLIENT_LEFT, generation_responses, json_response
 from .service import Service
 
 
 def chat_routes(service: Service) -> APIRouter:
     """The chat API over ``service``."""
-    router = APIRouter(tags=["chat"])
+    router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", responses=generation_responses(ChatCompletion, ChatCompletionChunk))
     async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
@@ -24,45 +29,53 @@ def chat_routes(service: Service) -> APIRouter:
         prompt = frontend.render(body.messages_for_template(), **body.render_options())
         prompt = body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1))
         generation = Generation.of(service, request, body, [prompt], params, "chatcmpl")
-        if body.stream:
-            return await generation.stream(_chunks(generation, prompt))
-        choices = await generation.choices()
-        return CLIENT_LEFT if choices is None else _completion(generation, choices)
+        with _naming_fields(body):
+            if body.stream:
+                return await generation.stream(_chunks(generation))
+            outputs = await generation.outputs()
+        return CLIENT_LEFT if outputs is None else _completion(generation, outputs[0])
 
     return router
 
 
-def _chunks(generation: Generation, prompt: list[int]) -> ChatChunks:
-    return ChatChunks(
-        generation.envelope,
-        generation.chunk_options(),
-        generation.usage,
-        n=generation.params.n,
-        prompt_token_ids=prompt,
-    )
+@contextmanager
+def _naming_fields(body: ChatCompletionRequest) -> Iterator[None]:
+    """Errors name the fields that the client knows, rather than the ones that they became."""
+    names = {"prompt": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    try:
+        yield
+    except ClientError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
-def _completion(generation: Generation, choices: Choices) -> Response:
-    (candidates,) = choices.by_prompt
+def _chunks(generation: Generation) -> ChatChunks:
+    options, n = generation.chunk_options(), generation.params.n
+    return ChatChunks(generation.envelope, options, generation.usage, n=n, prompt_token_ids=generation.prompts[0])
+
+
+def _completion(generation: Generation, output: RequestOutput) -> Response:
     body = {
         **generation.envelope.fields("chat.completion"),
-        "choices": [_choice(generation, index, choice) for index, choice in enumerate(candidates)],
+        "choices": [_choice(generation, choice) for choice in output.completions],
         "usage": generation.usage.usage().body(),
     }
     if generation.params.prompt_logprobs is not None:
-        body["prompt_logprobs"] = generation.logprob_format.prompt(candidates[0].prompt_logprobs or [])
+        body["prompt_logprobs"] = generation.logprob_format.prompt(output.prompt_logprobs or [])
     if generation.body.return_token_ids:
-        body["prompt_token_ids"] = generation.prompts[0]
-    return json_response(body, choices.headers)
+        body["prompt_token_ids"] = output.prompt_token_ids
+    return json_response(body, served_by(output.replica, output.cached_tokens))
 
 
-def _choice(generation: Generation, index: int, choice: Collected) -> dict[str, object]:
-    logprobs = generation.params.logprobs
+def _choice(generation: Generation, choice: Completion) -> dict[str, object]:
+    wanted = generation.params.logprobs is not None
     body = {
-        "index": index,
+        "index": choice.index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": None if logprobs is None else generation.logprob_format.chat(choice.logprobs),
-        "finish_reason": str(choice.finish_reason),
+        "logprobs": generation.logprob_format.chat(choice.logprobs or []) if wanted else None,
+        "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
     return {**body, "token_ids": choice.token_ids} if generation.body.return_token_ids else body

@@ -1,26 +1,23 @@
 """``POST /v1/completions``."""
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ..frontend import Frontend
+from ..output import Completion, RequestOutput
 from .chunks import CompletionChunks
-from .collect import Collected
-from .completions import Completion, CompletionRequest
-from .generation import Choices, Generation
+from .completions import CompletionBody, CompletionRequest
+from .generation import Generation, served_by
+from .json_route import JsonRoute
 from .responses import CLIENT_LEFT, generation_responses, json_response
 from .service import Service
-
-if TYPE_CHECKING:
-    from ..frontend import Frontend
 
 
 def completion_routes(service: Service) -> APIRouter:
     """The text completion API over ``service``."""
-    router = APIRouter(tags=["completions"])
+    router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
-    @router.post("/v1/completions", responses=generation_responses(Completion, Completion))
+    @router.post("/v1/completions", responses=generation_responses(CompletionBody, CompletionBody))
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue one or several texts, whole or as server-sent events."""
         _, frontend = service.model(body.model)
@@ -32,13 +29,13 @@ def completion_routes(service: Service) -> APIRouter:
         echo = _echo(generation, body)
         if body.stream:
             return await generation.stream(_chunks(generation, echo))
-        choices = await generation.choices()
-        return CLIENT_LEFT if choices is None else _completion(generation, choices, echo)
+        outputs = await generation.outputs()
+        return CLIENT_LEFT if outputs is None else _completion(generation, outputs, echo)
 
     return router
 
 
-def _tokens(frontend: "Frontend", body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+def _tokens(frontend: Frontend, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, list):
         return prompt
     return frontend.tokenize(prompt, add_special_tokens=body.add_special_tokens)
@@ -64,39 +61,41 @@ def _chunks(generation: Generation, echo: list[str] | None) -> CompletionChunks:
     )
 
 
-def _completion(generation: Generation, choices: Choices, echo: list[str] | None) -> Response:
+def _completion(generation: Generation, outputs: list[RequestOutput], echo: list[str] | None) -> Response:
     body = {
         **generation.envelope.fields("text_completion"),
         "choices": [
-            _choice(generation, prompt, index, choice, "" if echo is None else echo[prompt])
-            for prompt, candidates in enumerate(choices.by_prompt)
-            for index, choice in enumerate(candidates)
+            _choice(generation, prompt, output, choice, "" if echo is None else echo[prompt])
+            for prompt, output in enumerate(outputs)
+            for choice in output.completions
         ],
         "usage": generation.usage.usage().body(),
     }
-    return json_response(body, choices.headers)
+    return json_response(body, served_by(outputs[0].replica, outputs[0].cached_tokens))
 
 
-def _choice(generation: Generation, prompt: int, index: int, choice: Collected, echo: str) -> dict[str, object]:
+def _choice(
+    generation: Generation, prompt: int, output: RequestOutput, choice: Completion, echo: str
+) -> dict[str, object]:
     body: dict[str, object] = {
-        "index": prompt * generation.params.n + index,
+        "index": prompt * generation.params.n + choice.index,
         "text": echo + choice.text,
-        "logprobs": _logprobs(generation, prompt, choice, echo),
-        "finish_reason": str(choice.finish_reason),
+        "logprobs": _logprobs(generation, output, choice, echo),
+        "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
     if generation.body.prompt_logprobs is not None:
-        body["prompt_logprobs"] = generation.logprob_format.prompt(choice.prompt_logprobs or [])
+        body["prompt_logprobs"] = generation.logprob_format.prompt(output.prompt_logprobs or [])
     if generation.body.return_token_ids:
-        body |= {"prompt_token_ids": generation.prompts[prompt], "token_ids": choice.token_ids}
+        body |= {"prompt_token_ids": output.prompt_token_ids, "token_ids": choice.token_ids}
     return body
 
 
-def _logprobs(generation: Generation, prompt: int, choice: Collected, echo: str) -> dict[str, object] | None:
+def _logprobs(generation: Generation, output: RequestOutput, choice: Completion, echo: str) -> dict[str, object] | None:
     if generation.params.logprobs is None:
         return None
-    echoed = choice.prompt_logprobs if echo else None
-    if echoed is None:
-        return generation.logprob_format.completion(choice.token_ids, choice.logprobs, len(echo))
-    token_ids = [*generation.prompts[prompt], *choice.token_ids]
-    return generation.logprob_format.completion(token_ids, [*echoed, *choice.logprobs], 0)
+    logprobs = choice.logprobs or []
+    if not echo or output.prompt_logprobs is None:
+        return generation.logprob_format.completion(choice.token_ids, logprobs, len(echo))
+    token_ids = [*output.prompt_token_ids, *choice.token_ids]
+    return generation.logprob_format.completion(token_ids, [*output.prompt_logprobs, *logprobs], 0)

@@ -3,16 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from ...cluster.errors import ModelNotFoundError, ReplicaUnavailableError
+from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from .cluster_state import ClusterState, ReplicaState
 from .settings import ApiSettings
-
-if TYPE_CHECKING:
-    from ..frontend import Frontend
 
 
 def random_id() -> str:
@@ -24,7 +21,7 @@ def random_id() -> str:
 class Service:
     """One ingress. ``frontends`` maps served names to models and may grow while the API runs."""
 
-    frontends: "Mapping[str, Frontend]"
+    frontends: Mapping[str, Frontend]
     cluster: ClusterState
     metrics: RequestMetrics
     settings: ApiSettings
@@ -39,7 +36,7 @@ class Service:
         """``system_fingerprint``: changes with the software that answers."""
         return f"warmroot-{self.version}"
 
-    def model(self, name: str | None, param: str | None = "model") -> "tuple[str, Frontend]":
+    def model(self, name: str | None, param: str | None = "model") -> tuple[str, Frontend]:
         """The served name and its model; without a name, the first. Raises ModelNotFoundError."""
         if not self.frontends:
             raise ReplicaUnavailableError("no model is ready yet")

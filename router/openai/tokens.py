@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from .chat import ChatTemplateOptions
-from .logprobs import LogprobFormat
+from .json_route import JsonRoute
 from .protocol import ErrorBody, RequestBody, ResponseBody
 from .service import Service
 
@@ -70,7 +70,9 @@ TokenizeRequest = Annotated[
 
 def token_routes(service: Service) -> APIRouter:
     """The two routes."""
-    router = APIRouter(tags=["tokens"], responses={400: {"model": ErrorBody}, 404: {"model": ErrorBody}})
+    router = APIRouter(
+        tags=["tokens"], route_class=JsonRoute, responses={400: {"model": ErrorBody}, 404: {"model": ErrorBody}}
+    )
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
@@ -80,8 +82,7 @@ def token_routes(service: Service) -> APIRouter:
             tokens = frontend.render(body.messages_for_template(), **body.render_options())
         else:
             tokens = frontend.tokenize(body.prompt, add_special_tokens=body.add_special_tokens)
-        write = LogprobFormat(frontend.tokenizer, as_ids=False).text
-        texts = [write(token) for token in tokens] if body.return_token_strs else None
+        texts = [frontend.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         return TokenizeResponse(
             count=len(tokens), max_model_len=frontend.max_model_len, tokens=tokens, token_strs=texts
         )
