@@ -16,7 +16,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 # pip's progress bars on a terminal, silence elsewhere.
-PIP = $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo --quiet) -c constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -c constraints.txt
 
 help: ## show this text
 	@echo "usage: make TARGET [VARIABLE=value]"

@@ -21,7 +21,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 it failed, 2 the user can mend it, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
         return import_module(f".{arguments.command}", __name__).main(arguments.arguments)
     except KeyboardInterrupt:
@@ -63,4 +63,5 @@ class _Version(argparse.Action):
     """Reads the package's metadata only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.exit(message=f"warmroot {version('warmroot')}\n")
+        print(f"warmroot {version('warmroot')}")
+        parser.exit()

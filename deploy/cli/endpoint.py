@@ -6,7 +6,6 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -53,11 +52,9 @@ def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
 class Endpoint:
     """HTTP client of one endpoint. Every failure is a WarmrootError that says what to do."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        host = urlsplit(self.url).hostname
-        if host is None or not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url: {url!r} is not a URL such as {DEFAULT_URL}", param="url")
+        host = _host(self.url)
         self._client = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -65,7 +62,6 @@ class Endpoint:
             timeout=httpx.Timeout(None, connect=5.0),
             # A proxy is of no use for this machine's own addresses.
             trust_env=host not in ("127.0.0.1", "localhost", "::1"),
-            transport=transport,
         )
 
     def get(self, path: str) -> Any:
@@ -73,7 +69,10 @@ class Endpoint:
         with self._explained():
             response = self._client.get(path)
         _check(response)
-        return response.json()
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} does not answer as a Warmroot endpoint does") from error
 
     def ready(self) -> bool:
         """Whether a replica is ready."""
@@ -120,6 +119,16 @@ class Endpoint:
             raise ReplicaUnavailableError(f"lost the connection to {self.url}: {error}") from error
 
 
+def _host(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"--url: {url!r} is not a URL such as {DEFAULT_URL}", param="url")
+    return parsed.host
+
+
 def _chunk(data: str) -> dict[str, Any]:
     chunk = json.loads(data)
     if "error" in chunk:
@@ -134,7 +143,7 @@ def _check(response: httpx.Response) -> None:
     try:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"{response.status_code} {response.reason_phrase}"
+        message = f"{response.url} answers {response.status_code} {response.reason_phrase}"
     raise _error_of(response.status_code, message)
 
 

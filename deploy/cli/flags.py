@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from ...cluster.config import WarmrootConfig
 from ...cluster.config_errors import did_you_mean
 from ...cluster.errors import ConfigError
-from ...cluster.sizes import format_size
+from ...cluster.sizes import format_size, parse_size
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("--model-path",),
@@ -48,6 +48,11 @@ class Parser(argparse.ArgumentParser):
 def _dashes(word: str) -> str:
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def size(text: str) -> int:
+    """Bytes, as argparse reads them: its message shows this function's name."""
+    return parse_size(text)
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:

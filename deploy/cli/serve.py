@@ -16,5 +16,4 @@ def main(argv: Sequence[str]) -> int:
     config = load_config(flags, config_file=config_file, environ=os.environ)
     from ..launch import serve  # brings Ray, which help and bad flags need not wait for
 
-    serve(config)
-    return 0
+    return serve(config)
