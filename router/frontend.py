@@ -1,0 +1,153 @@
+"""Text in, text out, over any source of tokens: what the OpenAI API and the client handles both stand on."""
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from ..cluster.errors import InvalidRequestError
+from ..cluster.ids import RequestId
+from ..cluster.messages import GenerateRequest
+from ..cluster.sampling_params import SamplingParams
+from .chat_template import ChatTemplate, Message
+from .choice import ChoiceWriter, run_choice
+from .generator import TokenGenerator
+from .merge import merge
+from .output import OutputCollector, OutputDelta, RequestOutput
+from .request_checks import check_params, check_prompt, engine_params
+from .stop import StopStrings
+from .tokenizer import Tokenizer
+
+_NUM_SEEDS = 2**64
+
+
+class Frontend:
+    """One served model, as text.
+
+    ``vocab_size`` is the model's where it differs from the tokenizer's. ``clock`` is wall time in seconds.
+    """
+
+    def __init__(
+        self,
+        generator: TokenGenerator,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        max_model_len: int,
+        vocab_size: int | None = None,
+        clock: Callable[[], float] = time.time,
+        new_seed: Callable[[], int] = lambda: secrets.randbits(63),
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.model = model
+        self.max_model_len = max_model_len
+        self.vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        self._generator = generator
+        self._clock = clock
+        self._new_seed = new_seed
+        self._new_id = new_id
+        self._template = None
+        if tokenizer.chat_template is not None:
+            now = lambda: datetime.fromtimestamp(clock())  # noqa: E731
+            self._template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, now)
+
+    def tokenize(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; ids pass as they are."""
+        return self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, by the model's chat template. Raises InvalidRequestError."""
+        if self._template is None:
+            reason = f"model {self.model} has no chat template: use completions, or start it with --chat-template"
+            raise InvalidRequestError(reason, param="messages")
+        text = self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=chat_template_kwargs,
+        )
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def stream(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Deltas of all ``n`` choices as they come; closing it aborts them.
+
+        Raises InvalidRequestError and ContextTooLongError at once, and what the cluster raises when it is iterated.
+        """
+        if params.best_of is not None and params.best_of > params.n:
+            raise InvalidRequestError("best_of greater than n cannot be streamed", param="best_of")
+        return self._run(prompt_token_ids, params, request_id, priority, cache_salt)
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """The whole output. ``best_of`` generates so many choices and returns the ``n`` likeliest."""
+        request_id = request_id or self._new_id()
+        num_choices = params.best_of or params.n
+        ranked = num_choices > params.n and params.logprobs is None
+        wide = replace(params, n=num_choices, best_of=None, logprobs=0 if ranked else params.logprobs)
+        collector = OutputCollector(num_choices)
+        async with aclosing(self._run(prompt_token_ids, wide, request_id, priority, cache_salt)) as deltas:
+            async for delta in deltas:
+                collector.add(delta)
+        output = collector.finish(RequestId(request_id), prompt_token_ids, params.n)
+        return output.without_logprobs() if ranked else output
+
+    def _run(
+        self, prompt: list[int], params: SamplingParams, request_id: str | None, priority: int, cache_salt: str
+    ) -> AsyncGenerator[OutputDelta, None]:
+        check_prompt(prompt, self.vocab_size)
+        check_params(params, self.vocab_size)
+        single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len)
+        stops = StopStrings(params.stop) if params.stop else None
+        seed = self._new_seed() if params.seed is None else params.seed
+        request_id = request_id or self._new_id()
+        choices: list[AsyncGenerator[OutputDelta, None]] = []
+        for index in range(params.n):
+            request = GenerateRequest(
+                request_id=RequestId(f"{request_id}/{index}" if index else request_id),
+                prompt_token_ids=prompt,
+                params=replace(single, seed=_shifted(seed, index)),
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival=self._clock(),
+            )
+            writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
+            choices.append(run_choice(self._generator, request, writer))
+        return choices[0] if len(choices) == 1 else merge(choices)
+
+
+def _shifted(seed: int, index: int) -> int:
+    """Each choice draws for itself, and the seeds stay within 64 bits."""
+    shifted = seed + index
+    return shifted - _NUM_SEEDS if shifted >= _NUM_SEEDS else shifted
