@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding of one kind of layer. ``scaling`` holds Hugging Face's ``rope_scaling`` keys."""
+    """Rotary embedding of one kind of layer, with the names of Hugging Face's ``rope_scaling`` keys."""
 
     theta: float = 10000.0
     rotary_dim: int
@@ -21,6 +21,10 @@ class RopeSpec:
     attention_factor: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
+    """YaRN: round the bounds of its ramp to whole dimensions."""
+    frequency_factors: tuple[float, ...] = ()
+    """GGUF files hold llama3's scaling as [rotary_dim / 2] divisors of the inverse frequencies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,22 @@
 """Attention behind one interface, with flash-attention's contract."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from .interface import AttentionBackend
+
+
+def make_backend(device: "torch.device") -> "AttentionBackend":
+    """The backend for a device: flash-attention on CUDA, plain torch elsewhere.
+
+    Raises ConfigError when the device needs a package that is not installed.
+    """
+    if device.type == "cuda":
+        from .flash_backend import FlashAttention
+
+        return FlashAttention()
+    from .torch_backend import TorchAttention
+
+    return TorchAttention()

@@ -1,0 +1,209 @@
+"""Paged attention in plain torch: the portable reference."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from .interface import AttentionMetadata
+
+_MIN_BUCKET_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One sequence of a step, and which of its blocks its queries see."""
+
+    index: int
+    start: int
+    num_queries: int
+    num_keys: int
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Sequences with equally many queries and keys of similar length, attended to by one call."""
+
+    size: int
+    """B"""
+    rows: torch.Tensor | None
+    """[B * num_queries] rows of the packed queries; None: all of them, in order."""
+    num_queries: int
+    blocks: torch.Tensor
+    """[B * num_blocks] blocks to gather."""
+    num_keys: int
+    """Gathered keys to use, counted from the first block."""
+    bias: torch.Tensor | None
+    """[B, 1, num_queries, num_keys], 0 or -inf; None: no key is hidden but by ``is_causal``."""
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    metadata: AttentionMetadata
+    window: int | None
+    buckets: list[_Bucket]
+
+
+@dataclass(slots=True)
+class TorchAttention:
+    """Gathers the blocks of similar sequences and attends to them at once.
+
+    What to gather and mask is worked out once per (metadata, window) and kept for the step's other layers, so
+    metadata must not change in place.
+    """
+
+    name: str = "torch"
+    _plans: deque[_Plan] = field(default_factory=lambda: deque(maxlen=16))
+    """The last plans: at least one per KV group."""
+
+    def append(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """See ``AttentionBackend.append``."""
+        k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD.to(k_cache.dtype)
+        v_cache.view(-1, *v_cache.shape[2:])[slot_mapping] = v_TKD.to(v_cache.dtype)
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``."""
+        buckets = self._buckets(metadata, k_cache.shape[1], window, q_THD.dtype)
+        if len(buckets) == 1 and buckets[0].rows is None:
+            return _attend(q_THD, k_cache, v_cache, buckets[0], scale, softcap)
+        out_THD = torch.empty_like(q_THD)
+        for bucket in buckets:
+            out_THD[bucket.rows] = _attend(q_THD[bucket.rows], k_cache, v_cache, bucket, scale, softcap)
+        return out_THD
+
+    def _buckets(
+        self, metadata: AttentionMetadata, block_size: int, window: int | None, dtype: torch.dtype
+    ) -> list[_Bucket]:
+        for plan in self._plans:
+            if plan.metadata is metadata and plan.window == window:
+                return plan.buckets
+        buckets = _buckets(metadata, block_size, window, dtype)
+        self._plans.append(_Plan(metadata, window, buckets))
+        return buckets
+
+
+def _buckets(metadata: AttentionMetadata, block_size: int, window: int | None, dtype: torch.dtype) -> list[_Bucket]:
+    # Sequences are padded to the longest of their bucket, so a bucket spans at most a factor of two.
+    buckets: defaultdict[tuple[int, int], list[_Span]] = defaultdict(list)
+    for span in _spans(metadata, block_size, window):
+        length = max(span.num_blocks, _MIN_BUCKET_BLOCKS) - 1
+        buckets[span.num_queries, length.bit_length()].append(span)
+    whole = len(buckets) == 1
+    return [_bucket(spans, metadata, block_size, window, dtype, whole) for spans in buckets.values()]
+
+
+def _spans(metadata: AttentionMetadata, block_size: int, window: int | None) -> list[_Span]:
+    starts: list[int] = metadata.cu_seqlens_q.tolist()
+    spans: list[_Span] = []
+    for index, num_keys in enumerate(metadata.seqused_k.tolist()):
+        num_queries = starts[index + 1] - starts[index]
+        oldest = 0 if window is None else max(0, num_keys - num_queries - window + 1)
+        first = oldest // block_size
+        blocks = -(-num_keys // block_size) - first
+        if num_queries:
+            spans.append(_Span(index, starts[index], num_queries, num_keys, first, blocks))
+    return spans
+
+
+def _bucket(
+    spans: Sequence[_Span],
+    metadata: AttentionMetadata,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    whole: bool,
+) -> _Bucket:
+    device = metadata.block_table.device
+    num_queries = spans[0].num_queries
+    num_blocks = max(span.num_blocks for span in spans)
+    first, keys, index, start = torch.tensor(
+        [(span.first_block, span.num_keys, span.index, span.start) for span in spans], device=device
+    ).unbind(1)
+
+    columns = first[:, None] + torch.arange(num_blocks, device=device)  # [B, num_blocks]
+    table = metadata.block_table[index]
+    blocks = table.gather(1, columns.clamp(max=table.shape[1] - 1))
+
+    num_keys = max(span.num_keys - span.first_block * block_size for span in spans)
+    key_at = first[:, None] * block_size + torch.arange(num_keys, device=device)  # [B, num_keys]
+    query_at = (keys - num_queries)[:, None] + torch.arange(num_queries, device=device)  # [B, num_queries]
+    seen = key_at[:, None] <= query_at[:, :, None]
+    rows = None if whole else (start[:, None] + torch.arange(num_queries, device=device)).flatten()
+
+    is_causal = num_queries > 1 and all(span.num_keys == num_queries for span in spans)
+    if window is not None:
+        seen &= key_at[:, None] > query_at[:, :, None] - window
+        is_causal = is_causal and num_queries <= window
+    if is_causal or bool(seen.all()):
+        return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+    return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False)
+
+
+def _attend(
+    q_THD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    bucket: _Bucket,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_heads = q_THD.shape[1]
+    k_BKSD = _gather(k_cache, bucket, q_THD.dtype)
+    v_BKSD = _gather(v_cache, bucket, q_THD.dtype)
+    if bucket.num_queries == 1:
+        # The query heads of a KV head become rows of one product: no key is repeated.
+        q_BKGD = q_THD.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        out = _scaled_dot_product(q_BKGD, k_BKSD, v_BKSD, bucket, scale, softcap)
+        return out.reshape(q_THD.shape)
+    q_BHQD = q_THD.reshape(-1, bucket.num_queries, num_heads, head_dim).transpose(1, 2)
+    out = _scaled_dot_product(q_BHQD, k_BKSD, v_BKSD, bucket, scale, softcap)
+    return out.transpose(1, 2).reshape(q_THD.shape)
+
+
+def _gather(cache: torch.Tensor, bucket: _Bucket, dtype: torch.dtype) -> torch.Tensor:
+    pages = cache.index_select(0, bucket.blocks)  # [B * num_blocks, block_size, K, D]
+    return pages.view(bucket.size, -1, *cache.shape[2:])[:, : bucket.num_keys].transpose(1, 2).to(dtype)
+
+
+def _scaled_dot_product(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bucket: _Bucket, scale: float, softcap: float | None
+) -> torch.Tensor:
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, bucket.bias, is_causal=bucket.is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    groups = q.shape[1] // k.shape[1]
+    q = q.unflatten(1, (-1, groups)).flatten(2, 3)  # [B, K, groups * Q, D]
+    scores = torch.tanh_((q @ k.transpose(-1, -2)).mul_(scale / softcap)).mul_(softcap)
+    scores = scores.unflatten(2, (groups, -1))
+    if bucket.is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    elif bucket.bias is not None:
+        scores += bucket.bias[:, None]
+    out = torch.softmax(scores, -1).flatten(2, 3) @ v
+    return out.unflatten(2, (groups, -1)).flatten(1, 2)

@@ -1,0 +1,160 @@
+"""The decoder of every model family: what differs between them is data in ``ModelSpec``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...cluster.model_spec import ModelSpec, RopeSpec
+from ..attention.interface import AttentionBackend, AttentionMetadata
+from ..attention.kv_memory import KvMemory
+from ..layers.attention import SelfAttention
+from ..layers.embedding import Embedding
+from ..layers.linear import Linear, LinearMethod
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..layers.rotary import RotaryEmbedding
+from .tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from .weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and MLP with residual connections; the output norms are Gemma's."""
+
+    attention_norm: RMSNorm
+    attention: SelfAttention
+    attention_output_norm: RMSNorm | None
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+    mlp_output_norm: RMSNorm | None
+    rope: RopeSpec
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden], in place."""
+        mixed = self.attention(self.attention_norm(x), angles, k_cache, v_cache, metadata)
+        x += mixed if self.attention_output_norm is None else self.attention_output_norm(mixed)
+        fed = self.mlp(self.mlp_norm(x))
+        x += fed if self.mlp_output_norm is None else self.mlp_output_norm(fed)
+        return x
+
+
+class Decoder:
+    """A loaded model. ``dtype`` is that of activations and KV; weights may be packed in another."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        method: LinearMethod,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        table_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
+        table = weights.take(EMBEDDING).to(device, table_dtype)
+        self._embedding = Embedding(table, spec.embedding_scale, dtype)
+        builder = _LayerBuilder(spec, weights, method, backend, device)
+        self._layers = [builder.layer(index) for index in range(spec.num_layers)]
+        self._rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self._layers}}
+        self._norm = builder.norm(FINAL_NORM)
+        self._head = method.prepare(table if spec.tie_embeddings else weights.take(HEAD), None)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KvMemory,
+        metadata: tuple[AttentionMetadata, ...],
+    ) -> torch.Tensor:
+        """Token ids and positions [T] int64 -> hidden states [T, hidden] after the final norm.
+
+        ``metadata`` has one entry per KV group; the keys and values of the T tokens are stored in ``kv``.
+        """
+        x = self._embedding(token_ids)
+        angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self._rotary.items()}
+        for index, layer in enumerate(self._layers):
+            group, slot = kv.layout.place(index)
+            x = layer(x, angles[layer.rope], kv.keys[slot], kv.values[slot], metadata[group])
+        return self._norm(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, hidden] -> logits [R, vocab] float32."""
+        logits = self._head.apply(hidden).float()
+        softcap = self.spec.logit_softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBuilder:
+    spec: ModelSpec
+    weights: Weights
+    method: LinearMethod
+    backend: AttentionBackend
+    device: torch.device
+
+    def layer(self, index: int) -> DecoderLayer:
+        spec, prefix = self.spec, layer_prefix(index)
+        sandwich = spec.sandwich_norms
+        after_attention = self.norm(prefix + "post_attention_layernorm.weight")
+        return DecoderLayer(
+            attention_norm=self.norm(prefix + "input_layernorm.weight"),
+            attention=self._attention(prefix + "self_attn.", spec.layer_windows[index]),
+            attention_output_norm=after_attention if sandwich else None,
+            mlp_norm=self.norm(prefix + "pre_feedforward_layernorm.weight") if sandwich else after_attention,
+            mlp=self._mlp(prefix + "mlp."),
+            mlp_output_norm=self.norm(prefix + "post_feedforward_layernorm.weight") if sandwich else None,
+            rope=spec.rope if spec.layer_windows[index] is None else spec.rope_sliding or spec.rope,
+        )
+
+    def norm(self, name: str) -> RMSNorm:
+        weight = self.weights.take(name).to(self.device)
+        return RMSNorm(weight, self.spec.norm_eps, plus_one=self.spec.norm_plus_one)
+
+    def _attention(self, prefix: str, window: int | None) -> SelfAttention:
+        spec = self.spec
+        return SelfAttention(
+            qkv=self._linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"),
+            out=self._linear(prefix + "o_proj"),
+            q_norm=self.norm(prefix + "q_norm.weight") if spec.qk_norm else None,
+            k_norm=self.norm(prefix + "k_norm.weight") if spec.qk_norm else None,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.query_scale,
+            window=window,
+            softcap=spec.attention_softcap,
+            backend=self.backend,
+        )
+
+    def _mlp(self, prefix: str) -> GatedMLP:
+        return GatedMLP(
+            self._linear(prefix + "gate_proj", prefix + "up_proj"),
+            self._linear(prefix + "down_proj"),
+            self.spec.activation,
+        )
+
+    def _linear(self, *names: str) -> Linear:
+        """Several linears of one input as one."""
+        weight = _stack([self.weights.take(name + ".weight") for name in names])
+        biases = [self.weights.take_optional(name + ".bias") for name in names]
+        return self.method.prepare(
+            weight, _stack([bias for bias in biases if bias is not None]) if biases[0] is not None else None
+        )
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,0 +1,125 @@
+"""Checkpoints in GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), dequantised on read."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import torch
+from gguf import GGMLQuantizationType as Storage
+
+from ...cluster.errors import ModelLoadError
+from .tensors import Shape
+
+_READABLE = (
+    Storage.F32,
+    Storage.F16,
+    Storage.BF16,
+    Storage.Q8_0,
+    Storage.Q4_0,
+    Storage.Q4_1,
+    Storage.Q4_K,
+    Storage.Q5_K,
+    Storage.Q6_K,
+)
+_FLOATS = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
+_TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_SANDWICH_LAYER = _LAYER | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_PERMUTED = ("attn_q.", "attn_k.")
+
+
+class GgufSource:
+    """A memory-mapped GGUF file. Raises ModelLoadError if it is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (OSError, ValueError, IndexError) as error:
+            raise ModelLoadError(f"{path}: cannot be read as GGUF: {error}") from error
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._sandwich = "blk.0.post_ffw_norm.weight" in self._tensors
+        self._architecture = str(self._field("general.architecture"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``WeightSource.dtype``."""
+        return _FLOATS.get(self._tensors["blk.0.attn_q.weight"].tensor_type, torch.float16)
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """The file's own names of its tensors."""
+        return frozenset(self._tensors)
+
+    def metadata(self) -> dict[str, Any]:
+        """All key-value pairs of the file."""
+        return {key: field.contents() for key, field in self._reader.fields.items()}
+
+    def frequency_factors(self) -> tuple[float, ...]:
+        """Llama 3's rope scaling, which files of that family hold as a tensor; empty elsewhere."""
+        tensor = self._tensors.get("rope_freqs.weight")
+        return () if tensor is None else tuple(tensor.data.astype(float).tolist())
+
+    def where(self, name: str) -> str:
+        """See ``WeightSource.where``."""
+        return f"{self._path} ({self._stored(name)})"
+
+    def shape(self, name: str) -> Shape | None:
+        """See ``WeightSource.shape``."""
+        tensor = self._tensors.get(self._stored(name))
+        return None if tensor is None else tuple(int(size) for size in reversed(tensor.shape))
+
+    def read(self, name: str) -> torch.Tensor:
+        """See ``WeightSource.read``."""
+        stored = self._stored(name)
+        tensor = self._tensors[stored]
+        if tensor.tensor_type not in _READABLE:
+            raise ModelLoadError(
+                f"{self.where(name)}: tensor {name} is stored as {tensor.tensor_type.name}, "
+                f"expected one of {', '.join(storage.name for storage in _READABLE)}"
+            )
+        values = numpy.require(gguf.dequantize(tensor.data, tensor.tensor_type), requirements="W")
+        weight = torch.from_numpy(values).view(self.shape(name) or ())
+        if self._architecture == "llama" and any(part in stored for part in _PERMUTED):
+            return self._unpermute(weight, is_query="attn_q." in stored)
+        return weight
+
+    def _unpermute(self, weight: torch.Tensor, *, is_query: bool) -> torch.Tensor:
+        """Rows of a head as halves: the converter of llama files interleaves them for ggml's rotary kernel."""
+        heads = self._field("llama.attention.head_count")
+        if not is_query:
+            heads = self._field("llama.attention.head_count_kv", heads)
+        return weight.unflatten(0, (int(heads), -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    def _field(self, key: str, default: Any = None) -> Any:
+        field = self._reader.get_field(key)
+        return default if field is None else field.contents()
+
+    def _stored(self, name: str) -> str:
+        module, _, kind = name.rpartition(".")
+        if module in _TOP:
+            return f"{_TOP[module]}.{kind}"
+        _, _, layer, part = module.split(".", 3)
+        names = _SANDWICH_LAYER if self._sandwich else _LAYER
+        return f"blk.{layer}.{names[part]}.{kind}"

@@ -1,0 +1,90 @@
+"""Checkpoints in safetensors files: one, or shards listed in ``model.safetensors.index.json``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...cluster.errors import ModelLoadError
+from .tensors import Shape
+
+_INDEX = "model.safetensors.index.json"
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+"""What stands before ``embed_tokens``: a causal model, a multimodal one (two layouts), a bare decoder."""
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class SafetensorsSource:
+    """A folder's memory-mapped tensors.
+
+    Raises ModelLoadError if there is no checkpoint, or a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._handles: dict[str, Any] = {}
+        self._files = self._index()
+        self._prefix = self._find_prefix()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See ``WeightSource.dtype``."""
+        name = self._stored("model.embed_tokens.weight")
+        return _FLOATS[self._slice(name).get_dtype()]
+
+    def where(self, name: str) -> str:
+        """See ``WeightSource.where``."""
+        return str(self._folder / self._files.get(self._stored(name), ""))
+
+    def shape(self, name: str) -> Shape | None:
+        """See ``WeightSource.shape``."""
+        stored = self._stored(name)
+        return tuple(self._slice(stored).get_shape()) if stored in self._files else None
+
+    def read(self, name: str) -> torch.Tensor:
+        """See ``WeightSource.read``."""
+        tensor_slice = self._slice(self._stored(name))
+        if tensor_slice.get_dtype() not in _FLOATS:
+            raise ModelLoadError(
+                f"{self.where(name)}: tensor {name} is stored as {tensor_slice.get_dtype()}, "
+                f"expected one of {', '.join(_FLOATS)}"
+            )
+        return tensor_slice[:]
+
+    def _index(self) -> dict[str, str]:
+        """Tensor name -> file name."""
+        index = self._folder / _INDEX
+        if index.is_file():
+            try:
+                return dict(json.loads(index.read_text())["weight_map"])
+            except (ValueError, KeyError) as error:
+                raise ModelLoadError(f"{index}: not an index of safetensors shards: {error!r}") from error
+        files = sorted(path.name for path in self._folder.glob("*.safetensors"))
+        if not files:
+            raise ModelLoadError(f"{self._folder}: no *.safetensors file and no {_INDEX}")
+        return {name: file for file in files for name in list(self._open(file).keys())}
+
+    def _find_prefix(self) -> str:
+        for prefix in _PREFIXES:
+            if prefix + "embed_tokens.weight" in self._files:
+                return prefix
+        raise ModelLoadError(f"{self._folder}: tensor model.embed_tokens.weight is missing from its safetensors files")
+
+    def _stored(self, name: str) -> str:
+        if name.startswith("model."):
+            return self._prefix + name.removeprefix("model.")
+        return "language_model." + name if self._prefix == "language_model.model." else name
+
+    def _slice(self, stored: str) -> Any:
+        return self._open(self._files[stored]).get_slice(stored)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._handles:
+            path = self._folder / file
+            try:
+                self._handles[file] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(f"{path}: cannot be read as safetensors: {error}") from error
+        return self._handles[file]
