@@ -53,8 +53,8 @@ class Endpoint:
     """HTTP client of one endpoint. Every failure is a WarmrootError that says what to do."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        host = _host(url)
         self.url = url.rstrip("/").removesuffix("/v1")
-        host = _host(self.url)
         self._client = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},

@@ -73,10 +73,13 @@ def machine_memory() -> int:
 def read_model(model: str, revision: str | None) -> ModelSpec:
     """The facts of a model; a folder needs no more than its config.json. Raises ModelLoadError."""
     from ...actors.models.loader import read_spec  # brings torch
-    from ...actors.models.source import resolve_model
 
     path = Path(model)
-    return read_spec(path if (path / "config.json").is_file() else resolve_model(model, revision=revision))
+    if (path / "config.json").is_file():
+        return read_spec(path)
+    from ...actors.models.source import resolve_model
+
+    return read_spec(resolve_model(model, revision=revision))
 
 
 def describe(
