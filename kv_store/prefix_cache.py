@@ -61,6 +61,13 @@ class PrefixCache:
             for group, table in enumerate(lease.tables)
         )
 
+    def least_needed(self, match: Match, num_tokens: int) -> int:
+        """Pages beside a match's own that ``num_tokens`` tokens need at least: cheap to know without holding it."""
+        return sum(
+            max(0, self.layout.blocks_for(group, num_tokens) - len(match.path))
+            for group in range(len(self.layout.groups))
+        )
+
     def max_tokens(self) -> int:
         """The longest sequence that fits when it is alone."""
         low, high = 0, self.pool.num_blocks

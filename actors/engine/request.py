@@ -88,7 +88,6 @@ class Request:
         self.status = Status.WAITING
         self.num_preemptions += 1
         self.num_computed = 0
-        self.num_sent_blocks = 0
         self.packed = pack_tokens(self.tokens)
         self.node = None
         if self.prompt_logprobs is not None:

@@ -133,6 +133,8 @@ class Scheduler:
 
     def _hold(self, request: Request, match: Match, draft: Draft, promised: int) -> bool:
         """Take pages for the request's first chunk, if all of its tokens fit beside what is promised to others."""
+        if self.cache.least_needed(match, request.num_tokens) + promised > self.cache.num_available:
+            return False
         lease = self.cache.acquire(request.namespace, match)
         if lease is None:
             return False

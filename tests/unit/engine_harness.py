@@ -179,6 +179,11 @@ class Harness:
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.known: dict[BlockHash, tuple[BlockHash, bytes]] = {}
         """Events replayed: block hash to (parent, tokens)."""
+        self.cleared = False
+
+    def clear(self) -> None:
+        self.engine.clear_cache()
+        self.cleared = True
 
     def add(self, request_id: str, prompt: list[int], *, output=(), priority=0, salt="", **params) -> GenerateRequest:
         request = GenerateRequest(
@@ -230,6 +235,8 @@ class Harness:
         held += [source for lease in leases for source, _ in lease.copies]
         nodes = list(cache.tree.nodes())
         cache.pool.check(held, [page for node in nodes for page in node.pages if page != NULL_BLOCK])
+        for lease in leases:
+            assert lease.cursor is None or lease.cursor.alive or self.cleared, "a cursor's block was evicted"
         pins = [lease.cursor for lease in leases] + [lease.copy_node for lease in leases]
         for node in nodes:
             assert node.alive and node.pins == sum(1 for pin in pins if pin is node)

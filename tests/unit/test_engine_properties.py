@@ -96,9 +96,10 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(sum(plans)):
             self.harness.record(engine.end(executor.result()))
 
-    @rule()
-    def clear(self):
-        self.harness.engine.clear_cache()
+    @rule(chance=st.integers(0, 5))
+    def clear(self, chance):
+        if chance == 5:
+            self.harness.clear()
 
     @invariant()
     def consistent(self):
@@ -119,9 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.harness.check()
 
     def _check_output(self, request_id, request):
-        room = engine_room = self.harness.engine.max_tokens - len(request.prompt_token_ids)
-        wanted = min(request.params.max_tokens, engine_room)
-        output = expected_output(request.prompt_token_ids, max(0, min(wanted, room)), 3)
+        room = self.harness.engine.max_tokens - len(request.prompt_token_ids)
+        output = expected_output(request.prompt_token_ids, max(0, min(request.params.max_tokens, room)), 3)
         output = output[len(request.output_token_ids) :]
         if request_id in self.aborted:
             if request_id in self.harness.deltas:
@@ -133,5 +133,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
