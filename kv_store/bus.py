@@ -27,11 +27,30 @@ class BusEntry(NamedTuple):
     data: bytes
 
 
-class EventBus(Protocol):
-    """What replicas and routers need of a bus; arguments and results are plain values that may cross processes.
+class BusReader(Protocol):
+    """What a router needs of a bus; arguments and results are plain values that may cross processes.
 
     An implementation that cannot reach its store raises ConnectionError; callers carry on with what they know.
     """
+
+    async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
+        """Entries after ``cursor``, those of one replica in order. Waits up to ``timeout_s`` when there are none.
+
+        Returns early, perhaps without entries, when a replica joins or leaves.
+        """
+        ...
+
+    async def members(self) -> list[ReplicaInfo]:
+        """Replicas whose lease holds, each with what it last announced."""
+        ...
+
+    async def request_snapshot(self, replica: str) -> None:
+        """Have the replica told, on its next word, that a reader lost track of it."""
+        ...
+
+
+class EventBus(BusReader, Protocol):
+    """A bus as replicas need it too."""
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """Append encoded batches, in order. True: a snapshot is wanted. Words of an older epoch are dropped."""
@@ -47,21 +66,6 @@ class EventBus(Protocol):
 
     async def leave(self, replica: str, epoch: int) -> None:
         """Give the lease back at once; an older epoch cannot end a newer one's lease."""
-        ...
-
-    async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
-        """Entries after ``cursor``, those of one replica in order. Waits up to ``timeout_s`` when there are none.
-
-        Returns early, perhaps without entries, when a replica joins or leaves.
-        """
-        ...
-
-    async def members(self) -> list[ReplicaInfo]:
-        """Replicas whose lease holds, each with what it last announced."""
-        ...
-
-    async def request_snapshot(self, replica: str) -> None:
-        """Have the replica told, on its next word, that a reader lost track of it."""
         ...
 
 

@@ -1,0 +1,93 @@
+"""Keeps a prefix index in step with the event bus and tells who lives."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from ..cluster.ids import ReplicaId
+from ..cluster.messages import ReplicaInfo
+from ..kv_store.bus import BusEntry, BusReader, Cursor
+from ..kv_store.events import decode
+from ..kv_store.index import Applied, PrefixIndex
+
+READ_S = 0.5
+MEMBERS_S = 0.5
+RETRY_S = 0.5
+SNAPSHOT_EVERY_S = 1.0
+"""At most one snapshot of a replica is asked for in this time."""
+
+logger = logging.getLogger(__name__)
+
+
+class BusFollower:
+    """Applies every replica's events to ``index`` and calls ``on_members`` with all leased replicas, time and again.
+
+    Nothing that a replica sends stops it: bad entries are skipped and counted in ``skipped``, gaps in ``gaps`` and
+    mended by snapshots. While the bus cannot be reached everything stays as it was.
+    """
+
+    def __init__(
+        self,
+        bus: BusReader,
+        index: PrefixIndex,
+        on_members: Callable[[list[ReplicaInfo]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.skipped = 0
+        self.gaps = 0
+        self._bus = bus
+        self._index = index
+        self._on_members = on_members
+        self._clock = clock
+        self._cursor: Cursor = {}
+        self._asked: dict[str, float] = {}
+        self._members_seen = float("-inf")
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            await self._follow_safely()
+
+    async def _follow_safely(self) -> None:
+        try:
+            await self.follow_once(READ_S)
+        except ConnectionError as error:
+            logger.warning("routing on what is known: %s", error)
+            await asyncio.sleep(RETRY_S)
+        except Exception:
+            logger.exception("following the event bus failed; going on")
+            await asyncio.sleep(RETRY_S)
+
+    async def follow_once(self, timeout_s: float) -> None:
+        """One read and what follows from it."""
+        entries, self._cursor = await self._bus.read(self._cursor, timeout_s)
+        for entry in entries:
+            await self._take(entry)
+            # A snapshot takes tens of milliseconds; streams must not wait for a row of them.
+            await asyncio.sleep(0)
+        if not entries or self._clock() - self._members_seen >= MEMBERS_S:
+            members = await self._bus.members()
+            self._members_seen = self._clock()
+            self._on_members(members)
+
+    async def _take(self, entry: BusEntry) -> None:
+        try:
+            batch = decode(entry.data)
+            if batch.replica != entry.replica:
+                raise ValueError(f"it claims to be of {batch.replica}")
+            applied = self._index.apply(batch)
+        except Exception as error:  # one replica's garbage must not stop the others' events
+            self.skipped += 1
+            logger.warning("skipping an event batch of %s: %s", entry.replica, error)
+            self._index.drop(ReplicaId(entry.replica))
+            applied = Applied.GAP
+        if applied is Applied.GAP:
+            self.gaps += 1
+            await self._ask_for_snapshot(entry.replica)
+
+    async def _ask_for_snapshot(self, replica: str) -> None:
+        now = self._clock()
+        if now - self._asked.get(replica, float("-inf")) >= SNAPSHOT_EVERY_S:
+            self._asked[replica] = now
+            await self._bus.request_snapshot(replica)

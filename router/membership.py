@@ -1,0 +1,170 @@
+"""The replicas of a cluster as one router knows them: who lives, a channel to each, and what each has cached."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..cluster.ids import ReplicaId
+from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..kv_store.bus import BusReader
+from ..kv_store.index import PrefixIndex
+from .bus_follower import BusFollower
+from .channel_client import ChannelClient
+from .openai.cluster_state import ReplicaState, ReplicaStatus
+from .policy.rates import ReplicaRates
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaStream(Protocol):
+    """Deltas of one request; ``close`` before the last one aborts it."""
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]: ...
+
+    async def __anext__(self) -> TokenDelta: ...
+
+    def close(self) -> None:
+        """The consumer is through with it."""
+        ...
+
+
+class ReplicaClient(Protocol):
+    """A way to one replica, as ``ChannelClient`` is."""
+
+    load: Load
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request can be submitted now."""
+        ...
+
+    def start(self) -> None:
+        """Connect, and stay connected, in the background."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect for good."""
+        ...
+
+    async def submit(self, request: GenerateRequest) -> ReplicaStream:
+        """Its deltas, once it is accepted; raises a WarmrootError when it is not."""
+        ...
+
+
+Connect = Callable[[ReplicaInfo, Callable[[], None]], ReplicaClient]
+"""Makes a client that calls the function whenever ``connected`` changes."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One incarnation of a replica."""
+
+    info: ReplicaInfo
+    client: ReplicaClient
+    rates: ReplicaRates
+    leased: bool = True
+
+    @property
+    def load(self) -> Load:
+        """Its latest word."""
+        return self.client.load
+
+    @property
+    def state(self) -> ReplicaState:
+        """Without a lease it finishes what it has; without a connection nothing reaches it."""
+        if not self.client.connected:
+            return ReplicaState.UNHEALTHY
+        return ReplicaState.READY if self.leased else ReplicaState.DRAINING
+
+
+class Membership:
+    """Follows ``bus``: connects to who joins, forgets who is gone, keeps ``index`` in step.
+
+    ``token`` opens the replicas' channels. A replica whose lease ends gets no new request; it is forgotten, with what
+    it had cached, once its connection is gone too.
+    """
+
+    def __init__(
+        self,
+        bus: BusReader,
+        token: str,
+        *,
+        index: PrefixIndex | None = None,
+        connect: Connect | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.index = index or PrefixIndex()
+        self.follower = BusFollower(bus, self.index, self._update, clock)
+        self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
+        self._members: dict[ReplicaId, Member] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Follow in the background."""
+        self._spawn(self.follower.run())
+
+    async def close(self) -> None:
+        """Stop following and disconnect; open streams fail."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*(member.client.close() for member in self._members.values()))
+
+    def ready(self) -> list[Member]:
+        """Who can be given a request now."""
+        return [member for member in self._members.values() if member.state is ReplicaState.READY]
+
+    async def wait_ready(self, timeout_s: float) -> list[Member]:
+        """``ready()``, after waiting up to ``timeout_s`` for the first."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not (ready := self.ready()) and (left := deadline - loop.time()) > 0:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        return ready
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """Every known replica, for the API."""
+        return [
+            ReplicaStatus(info=member.info, state=member.state, load=member.load) for member in self._members.values()
+        ]
+
+    def _update(self, infos: list[ReplicaInfo]) -> None:
+        leased = {info.replica: info for info in infos}
+        for replica, member in list(self._members.items()):
+            member.leased = replica in leased
+            if not member.leased and not member.client.connected:
+                self._forget(replica)
+        for replica, info in leased.items():
+            member = self._members.get(replica)
+            if member is None or (member.info.epoch, member.info.address) != (info.epoch, info.address):
+                self._join(info)
+            else:
+                member.info = info
+        self._notify()
+
+    def _join(self, info: ReplicaInfo) -> None:
+        if (before := self._members.pop(info.replica, None)) is not None:
+            self._spawn(before.client.close())
+        client = self._connect(info, self._notify)
+        self._members[info.replica] = Member(info, client, ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s))
+        client.start()
+        logger.info("replica %s joined at %s", info.replica, info.address)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        self._spawn(self._members.pop(replica).client.close())
+        self.index.drop(replica)
+        logger.info("replica %s is gone", replica)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
