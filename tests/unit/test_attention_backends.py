@@ -1,0 +1,231 @@
+"""The attention contract, against a naive float32 reference; the same cases run on flash-attention where a GPU is."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from warmroot.actors.attention import make_backend
+from warmroot.actors.attention.flash_backend import FlashAttention
+from warmroot.actors.attention.interface import AttentionMetadata
+from warmroot.actors.attention.torch_backend import TorchAttention
+from warmroot.cluster.errors import ConfigError
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 32
+    window: int | None = None
+    softcap: float | None = None
+
+
+CASES = {
+    "one decode": Case((1,), (1,)),
+    "decode at a block's end": Case((1,), (32,)),
+    "decodes of odd lengths": Case((1, 1, 1), (3, 47, 130)),
+    "decodes of one length": Case((1, 1), (37, 37)),
+    "decodes far apart": Case((1, 1, 1), (5, 700, 260)),
+    "decodes, one KV head each": Case((1, 1), (17, 40), heads=(3, 3)),
+    "decodes, nine heads over three": Case((1, 1), (17, 40), heads=(9, 3), head_dim=64),
+    "decodes, all heads on one": Case((1, 1), (17, 40), heads=(8, 1)),
+    "prompt": Case((33,), (33,)),
+    "prompts of one length": Case((20, 20), (20, 20)),
+    "prompts of odd lengths": Case((5, 33, 16), (5, 33, 16)),
+    "chunk after a prefix": Case((13,), (50,)),
+    "mixed": Case((1, 13, 1, 40), (90, 50, 2, 40)),
+    "equally long chunks (speculation)": Case((4, 4, 4), (9, 60, 4)),
+    "window shorter than a block": Case((1, 1), (3, 60), window=5),
+    "window over blocks": Case((1, 1, 1), (20, 61, 300), window=33),
+    "window of one": Case((1, 9), (20, 9), window=1),
+    "window longer than all": Case((1, 13), (40, 50), window=500),
+    "window, prompt": Case((70,), (70,), window=20),
+    "window, chunk": Case((25, 1), (99, 60), window=20),
+    "window edge on a block's edge": Case((1, 1), (48, 49), window=17),
+    "softcap, decode": Case((1, 1), (20, 61), softcap=2.0),
+    "softcap, prompt": Case((30,), (30,), softcap=2.0),
+    "softcap, window, mixed": Case((1, 25, 30), (60, 99, 30), heads=(6, 2), window=20, softcap=3.0),
+}
+
+
+@dataclass
+class Batch:
+    query: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: AttentionMetadata
+
+
+def make_batch(case, device="cpu", dtype=torch.float32):
+    """Sequences in shuffled pages. Pages that nobody sees hold large garbage; the null page is zero."""
+    torch.manual_seed(0)
+    num_heads, num_kv_heads = case.heads
+    widths = [-(-k // BLOCK_SIZE) for k in case.keys]
+    free = (1 + torch.randperm(sum(widths) + 3)).tolist()
+    shape = (len(free) + 1, BLOCK_SIZE, num_kv_heads, case.head_dim)
+    k_cache, v_cache = torch.full(shape, 99.0), torch.full(shape, 99.0)
+    k_cache[0] = v_cache[0] = 0.0
+    tables, slots, keys, values = [], [], [], []
+    for queries, length, width in zip(case.queries, case.keys, widths, strict=True):
+        table = [free.pop() for _ in range(width)]
+        k, v = torch.randn(2, length, num_kv_heads, case.head_dim).to(dtype).float()
+        where = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(length)]
+        k_cache.view(-1, *shape[2:])[where], v_cache.view(-1, *shape[2:])[where] = k, v
+        for block in range(max(0, length - queries - case.window + 1) // BLOCK_SIZE if case.window else 0):
+            table[block] = 0
+        slots += where[length - queries :]
+        tables.append(table + [0] * (max(widths) - width))
+        keys.append(k)
+        values.append(v)
+    starts = torch.tensor([0, *case.queries]).cumsum(0).int()
+    metadata = AttentionMetadata(
+        cu_seqlens_q=starts.to(device),
+        seqused_k=torch.tensor(case.keys, dtype=torch.int32, device=device),
+        block_table=torch.tensor(tables, dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        max_seqlen_q=max(case.queries),
+        max_seqlen_k=max(case.keys),
+    )
+    query = torch.randn(sum(case.queries), num_heads, case.head_dim).to(device, dtype)
+    return Batch(query, keys, values, k_cache.to(device, dtype), v_cache.to(device, dtype), metadata)
+
+
+def naive(case, batch, scale):
+    """One query and one head at a time, as the contract's words say."""
+    group = case.heads[0] // case.heads[1]
+    rows = []
+    for index, (queries, length) in enumerate(zip(case.queries, case.keys, strict=True)):
+        for position in range(length - queries, length):
+            first = 0 if case.window is None else max(0, position - case.window + 1)
+            for head in range(case.heads[0]):
+                k = batch.keys[index][first : position + 1, head // group]
+                v = batch.values[index][first : position + 1, head // group]
+                scores = k @ batch.query[len(rows) // case.heads[0], head].float().cpu() * scale
+                if case.softcap is not None:
+                    scores = case.softcap * torch.tanh(scores / case.softcap)
+                rows.append(torch.softmax(scores, 0) @ v)
+    return torch.stack(rows).view(batch.query.shape)
+
+
+def attend(backend, case, batch, scale):
+    return backend.forward(
+        batch.query,
+        batch.k_cache,
+        batch.v_cache,
+        batch.metadata,
+        scale=scale,
+        window=case.window,
+        softcap=case.softcap,
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_torch_equals_naive(case):
+    batch, scale = make_batch(case), 1.3 / math.sqrt(case.head_dim)
+    torch.testing.assert_close(
+        attend(TorchAttention(), case, batch, scale), naive(case, batch, scale), atol=2e-5, rtol=2e-5
+    )
+
+
+def test_torch_reads_a_half_precision_cache():
+    case = CASES["mixed"]
+    batch = make_batch(case, dtype=torch.bfloat16)
+    batch.query = batch.query.float()
+    torch.testing.assert_close(
+        attend(TorchAttention(), case, batch, 0.2), naive(case, batch, 0.2), atol=2e-5, rtol=2e-5
+    )
+
+
+def test_torch_keeps_plans_of_steps_and_windows_apart():
+    backend = TorchAttention()
+    cases = [CASES["window over blocks"], CASES["mixed"], Case((1, 1, 1), (20, 61, 300))]
+    batches = [make_batch(case) for case in cases]
+    for _ in range(2):
+        for case, batch in zip(cases, batches, strict=True):
+            torch.testing.assert_close(attend(backend, case, batch, 0.2), naive(case, batch, 0.2), atol=2e-5, rtol=2e-5)
+    narrow = replace(cases[2], window=33)
+    expected = naive(narrow, batches[2], 0.2)
+    torch.testing.assert_close(attend(backend, narrow, batches[2], 0.2), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_append_stores_only_the_slots():
+    cache_k, cache_v = torch.zeros(3, BLOCK_SIZE, 2, 4), torch.zeros(3, BLOCK_SIZE, 2, 4, dtype=torch.float16)
+    keys, values = torch.randn(2, 3, 2, 4)
+    TorchAttention().append(keys, values, cache_k, cache_v, torch.tensor([47, 16, 33]))
+    assert torch.equal(cache_k[2, 15], keys[0])
+    assert torch.equal(cache_k[1, 0], keys[1])
+    assert torch.equal(cache_v[2, 1], values[2].half())
+    assert cache_k.count_nonzero() == keys.numel()
+
+
+def test_make_backend_picks_torch_on_a_cpu():
+    assert make_backend(torch.device("cpu")).name == "torch"
+
+
+def test_flash_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "vllm_flash_attn", None)
+    with pytest.raises(ConfigError, match=r"warmroot\[gpu\]"):
+        make_backend(torch.device("cuda"))
+
+
+class RecordingKernels:
+    """What FlashAttention passes on, without a GPU."""
+
+    def __init__(self):
+        self.calls = []
+
+    def flash_attn_varlen_func(self, *args, **kwargs):
+        self.calls.append(("varlen", args, kwargs))
+
+    def flash_attn_with_kvcache(self, *args, **kwargs):
+        self.calls.append(("kvcache", args, kwargs))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    recording = RecordingKernels()
+    monkeypatch.setitem(__import__("sys").modules, "vllm_flash_attn", recording)
+    return recording
+
+
+def test_flash_passes_the_block_table_straight_through(kernels):
+    case = CASES["softcap, window, mixed"]
+    batch = make_batch(case)
+    out = attend(FlashAttention(), case, batch, 0.2)
+    [(kernel, args, kwargs)] = kernels.calls
+    assert kernel == "varlen"
+    assert args[1] is batch.k_cache
+    assert args[4].tolist() == [0, 60, 159, 189]
+    assert args[4].dtype == torch.int32
+    assert kwargs["block_table"] is batch.metadata.block_table
+    assert kwargs["out"] is out
+    assert kwargs["window_size"] == (19, 0)
+    assert (kwargs["causal"], kwargs["softcap"], kwargs["softmax_scale"]) == (True, 3.0, 0.2)
+
+
+def test_flash_decodes_with_the_split_kernel(kernels):
+    case = CASES["decodes of odd lengths"]
+    batch = make_batch(case)
+    attend(FlashAttention(), case, batch, 0.2)
+    [(kernel, args, kwargs)] = kernels.calls
+    assert kernel == "kvcache"
+    assert args[0].shape == (3, 1, 4, 32)
+    assert kwargs["cache_seqlens"] is batch.metadata.seqused_k
+    assert kwargs["window_size"] == (-1, -1)
+    assert kwargs["softcap"] == 0.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_flash_equals_naive(case):
+    batch, scale = make_batch(case, "cuda", torch.float16), 1.3 / math.sqrt(case.head_dim)
+    out = attend(make_backend(torch.device("cuda")), case, batch, scale)
+    torch.testing.assert_close(out.float().cpu(), naive(case, batch, scale), atol=4e-3, rtol=4e-3)
