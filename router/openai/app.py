@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from .cluster_state import ClusterState
+from .documentation import DocumentedApp
 from .errors import install_error_handlers
 from .middleware import BearerAuth, BodyLimit, RequestBoundary
 from .routes_chat import chat_routes
@@ -53,7 +54,7 @@ def build_app(
         monotonic=monotonic,
         new_id=new_id,
     )
-    app = FastAPI(
+    app = DocumentedApp(
         title="Warmroot",
         version=service.version,
         root_path=settings.root_path,

@@ -94,11 +94,13 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "cannot be parsed")
         return InvalidRequestError(f"the request body is not valid JSON: {reason}")
-    param = field_path(first, body)
+    paths = [field_path(error, body) for error in errors]
+    # The members of a union are tried one by one: the one that got furthest is what was meant.
+    param = max((path for path in paths if f"{path}.".startswith(f"{paths[0]}.")), key=lambda path: path.count("."))
     if not param:
         return InvalidRequestError("the request body must be a JSON object, sent with content-type application/json")
-    alternatives = [error["msg"] for error in errors if f"{field_path(error, body)}.".startswith(f"{param}.")]
-    return InvalidRequestError(f"{param}: {'; or '.join(list(dict.fromkeys(alternatives))[:4])}", param=param)
+    reasons = dict.fromkeys(error["msg"] for error, path in zip(errors, paths, strict=True) if path == param)
+    return InvalidRequestError(f"{param}: {'; or '.join(reasons)}", param=param)
 
 
 def field_path(error: Mapping[str, Any], body: Any) -> str:

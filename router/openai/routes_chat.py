@@ -10,9 +10,10 @@ from ...cluster.errors import ClientError
 from ..output import Completion, RequestOutput
 from .chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from .chunks import ChatChunks
+from .documentation import generation_responses
 from .generation import Generation, served_by
 from .json_route import JsonRoute
-from .responses import CLIENT_LEFT, generation_responses, json_response
+from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
 

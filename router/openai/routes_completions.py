@@ -7,9 +7,10 @@ from ..frontend import Frontend
 from ..output import Completion, RequestOutput
 from .chunks import CompletionChunks
 from .completions import CompletionBody, CompletionRequest
+from .documentation import generation_responses
 from .generation import Generation, served_by
 from .json_route import JsonRoute
-from .responses import CLIENT_LEFT, generation_responses, json_response
+from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
 
