@@ -170,12 +170,13 @@ class Harness:
         block_size: int = 4,
         vocab_size: int = 3,
         fail_at: int | None = None,
-        **config,
+        config: EngineConfig | None = None,
+        **options,
     ) -> None:
-        config = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 32} | config
+        options = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 32} | options
         self.clock = ManualClock()
         self.executor = ScriptedExecutor(KvLayout.of(windows, block_size), num_blocks, vocab_size, fail_at)
-        self.engine = Engine(self.executor, EngineConfig(**config), self.clock, NAMESPACE)
+        self.engine = Engine(self.executor, config or EngineConfig(**options), self.clock, NAMESPACE)
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.known: dict[BlockHash, tuple[BlockHash, bytes]] = {}
         """Events replayed: block hash to (parent, tokens)."""

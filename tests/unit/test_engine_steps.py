@@ -109,20 +109,18 @@ def test_the_pool_is_a_context_too():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "error"),
+    ("prompt", "error"),
     [
-        ([], {}, InvalidRequestError),
-        ([3], {}, InvalidRequestError),
-        ([-1], {}, InvalidRequestError),
-        ([1] * 13, {}, ContextTooLongError),
-        ([1] * 10, {"output": [1] * 3}, ContextTooLongError),
+        ([], InvalidRequestError),
+        ([3], InvalidRequestError),
+        ([-1], InvalidRequestError),
+        ([1] * 13, ContextTooLongError),
     ],
 )
-def test_what_cannot_be_served_is_refused(prompt, options, error):
-    harness = Harness(max_model_len=13, vocab_size=3)
-    harness.engine.config = EngineConfig(max_model_len=13, vocab_size=3)
+def test_what_cannot_be_served_is_refused(prompt, error):
+    harness = Harness(config=EngineConfig(max_model_len=13, vocab_size=3))
     with pytest.raises(error):
-        harness.add("a", prompt, **options)
+        harness.add("a", prompt)
     assert not harness.engine.has_work
 
 
@@ -218,8 +216,8 @@ def test_a_prefix_being_computed_is_waited_for():
     for name in "abc":
         harness.add(name, [0, 1] * 20, max_tokens=3)
     harness.run()
-    assert [computed(harness, name) for name in "abc"] == [42, 3, 3] or computed(harness, "a") == 42
-    assert computed(harness, "b") + computed(harness, "c") <= 2 * 7
+    # 40 tokens and 2 decodes once; the others find 36 cached and copy 3 of the last block.
+    assert [computed(harness, name) for name in "abc"] == [42, 3, 3]
     assert all(harness.output(name) == expected_output([0, 1] * 20, 3, 3) for name in "abc")
 
 
@@ -275,8 +273,8 @@ def test_priority_goes_before_warmth_and_age_before_priority():
     harness.clock.now += 2
     harness.add("late", [2, 1] * 4, priority=0, max_tokens=1)
     harness.run()
-    assert list(harness.deltas) == ["warm", "urgent", "old", "late", "casual"] or list(harness.deltas)[1] == "urgent"
-    assert list(harness.deltas).index("old") < list(harness.deltas).index("late")
+    # Arrival plus 30 s per step of priority: urgent 30, old 31, late 32, casual 60.
+    assert list(harness.deltas) == ["warm", "urgent", "old", "late", "casual"]
 
 
 def test_preemption_takes_the_latest_and_changes_no_output():
@@ -301,7 +299,6 @@ def test_priority_decides_who_is_preempted():
     harness.add("batch", [0] * 8, max_tokens=12, priority=1)
     harness.add("chat", [1] * 8, max_tokens=12, priority=0)
     harness.run()
-    assert list(harness.deltas)[0] == "chat" or harness.finish("chat") is FinishReason.LENGTH
     ids = [new.request_id for plan in harness.executor.plans for new in plan.new]
     assert ids.count("batch") > 1 and ids.count("chat") == 1
 
@@ -371,13 +368,12 @@ def test_a_failed_step_ends_everything_with_an_error():
     harness = Harness(fail_at=3, max_num_seqs=2)
     for name in "abc":
         harness.add(name, PROMPT, max_tokens=8)
-    with pytest.raises(EngineError, match="scripted failure"):
-        harness.run()
+    harness.run()
     for name in "abc":
         assert harness.finish(name) is FinishReason.ERROR
         assert harness.deltas[name][-1].error == "scripted failure"
     assert not harness.engine.has_work and harness.engine.cache.pool.num_used == 0
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="scripted failure"):
         harness.add("d", PROMPT)
 
 

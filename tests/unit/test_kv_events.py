@@ -32,11 +32,11 @@ def test_garbage_is_a_value_error_and_never_a_crash(batch, data):
     wire = bytearray(encode(batch))
     for _ in range(data.draw(st.integers(1, 4))):
         wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
-    for garbage in (bytes(wire), bytes(wire[: len(wire) // 2]), data.draw(st.binary())):
-        try:
-            assert isinstance(decode(garbage), KvEventBatch)
-        except ValueError as error:
-            assert str(error)
+    garbage = data.draw(st.sampled_from([bytes(wire), bytes(wire[: len(wire) // 2]), data.draw(st.binary())]))
+    try:
+        assert isinstance(decode(garbage), KvEventBatch)
+    except ValueError as error:
+        assert str(error)
 
 
 @pytest.mark.parametrize(
