@@ -1,1 +1,1 @@
-"""Runs step plans: batch state, forward pass, sampling."""
+"""Runs step plans on a model: sequence state, packed batches, sampling."""

@@ -1,0 +1,98 @@
+"""The packed arrays of one step: every sequence's tokens one after the other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.plan import StepPlan
+from .sequences import Int32s, SequenceState, SequenceTable
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """Where one KV group's keys are."""
+
+    block_table: Int32s
+    """[B, max_blocks]"""
+    slot_mapping: Int64s
+    """[T]: ``block * block_size + offset`` of each token's own key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B sequences in the order of the plan, T tokens in all."""
+
+    token_ids: Int64s
+    """[T]"""
+    positions: Int64s
+    """[T]"""
+    cu_seqlens_q: Int32s
+    """[B + 1]: where each sequence's tokens start."""
+    seqused_k: Int32s
+    """[B]: keys per sequence, this step's included."""
+    groups: tuple[GroupBatch, ...]
+    states: list[SequenceState]
+    samples: list[bool]
+    """Per sequence, whether its last token's logits are sampled from."""
+
+    @property
+    def max_seqlen_q(self) -> int:
+        """Most tokens of one sequence."""
+        return int(np.diff(self.cu_seqlens_q).max())
+
+    @property
+    def max_seqlen_k(self) -> int:
+        """Most keys of one sequence."""
+        return int(self.seqused_k.max())
+
+    @property
+    def sampled(self) -> list[SequenceState]:
+        """The sequences that sample, in order."""
+        return [state for state, samples in zip(self.states, self.samples, strict=True) if samples]
+
+    @property
+    def sampled_rows(self) -> Int64s:
+        """[R]: the packed row of each sampling sequence's last token."""
+        return self.cu_seqlens_q[1:][self.samples].astype(np.int64) - 1
+
+
+def apply_diff(table: SequenceTable, plan: StepPlan) -> None:
+    """Bring the sequences up to date with a plan."""
+    table.drop(plan.finished)
+    for new in plan.new:
+        table.add(new)
+    for step in plan.sequences:
+        if step.new_blocks and step.new_blocks[0]:
+            table.extend(step.request_id, step.new_blocks)
+
+
+def pack(table: SequenceTable, plan: StepPlan, block_size: int) -> Batch:
+    """Arrays of a plan that has at least one sequence and has been applied to the table."""
+    states = [table[step.request_id] for step in plan.sequences]
+    computed = np.array([step.num_computed for step in plan.sequences], np.int64)
+    lengths = np.array([step.num_tokens for step in plan.sequences], np.int64)
+    rows = np.array([state.row for state in states], np.int64)
+    ends = np.cumsum(lengths)
+    token_rows = np.repeat(rows, lengths)
+    positions = np.arange(ends[-1]) + np.repeat(computed - ends + lengths, lengths)
+    seqused_k = computed + lengths
+    num_blocks = -(-int(seqused_k.max()) // block_size)
+    columns, offsets = np.divmod(positions, block_size)
+    return Batch(
+        token_ids=table.tokens.cells[token_rows, positions].astype(np.int64),
+        positions=positions,
+        cu_seqlens_q=np.concatenate(([0], ends)).astype(np.int32),
+        seqused_k=seqused_k.astype(np.int32),
+        groups=tuple(
+            GroupBatch(
+                block_table=blocks.cells[rows, :num_blocks],
+                slot_mapping=blocks.cells[token_rows, columns].astype(np.int64) * block_size + offsets,
+            )
+            for blocks in table.blocks
+        ),
+        states=states,
+        samples=[step.samples for step in plan.sequences],
+    )
