@@ -24,6 +24,9 @@ OPEN_PATHS = frozenset(
 )
 """Served without an API key: probes, scrapes and the documentation."""
 
+DISCARDED_BYTES = 16 * 1024 * 1024
+"""How much of a body that is too large is still read, and thrown away."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -106,9 +109,7 @@ class BodyLimit:
             self._check(int(length) if length.isdecimal() else 0)
             body = await self._read(receive)
         except PayloadTooLargeError as error:
-            response = error_response(error)
-            response.headers["connection"] = "close"  # the rest of the body is not read
-            return await response(scope, receive, send)
+            return await self._refuse(error, receive, send)
         if body is not None:
             await self.app(scope, _replay(body, receive), send)
 
@@ -125,6 +126,19 @@ class BodyLimit:
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    async def _refuse(self, error: PayloadTooLargeError, receive: Receive, send: Send) -> None:
+        response = error_response(error)
+        response.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        # A connection closed over unread data is reset, and the client may lose the response that it has not read yet.
+        discarded, more = 0, True
+        while more and discarded < DISCARDED_BYTES:
+            message = await receive()
+            discarded += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        await send({"type": "http.response.body", "body": b""})
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:

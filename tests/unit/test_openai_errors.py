@@ -271,14 +271,14 @@ async def test_body_limit():
 
     async def chunks():
         nonlocal taken
-        for _ in range(1000):
+        for _ in range(40):
             taken += 1
-            yield b"x" * 100
+            yield b"x" * 2**20
 
     async with rig.http() as client:
         response = await client.post("/v1/completions", content=chunks())
     assert response.status_code == 413
-    assert taken <= 12  # it stopped to read
+    assert taken <= 18  # it stopped to read
     assert (await rig.complete("x" * 100)).status_code == 200
 
 
