@@ -67,7 +67,7 @@ class WarmrootRequestRouter(RequestRouter):
     def initialize_state(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, policy: str = "warm_prefix", find_bus: FindBus | None = None
     ) -> None:
-        """Called by Serve once, with ``request_router_kwargs``; those are JSON, so ``find_bus`` is for other callers."""
+        """Called by Serve once, with ``request_router_kwargs``; those are JSON: ``find_bus`` is for others."""
         self._policy = make_policy(policy)
         self._index = PrefixIndex()
         self._in_flight = InFlight(time.monotonic)

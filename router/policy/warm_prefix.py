@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from .base import Candidate, Ranked, RoutingRequest
+from .classic import LeastLoaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,15 @@ class WarmPrefix:
     def __init__(self, rng: Random, weights: WarmPrefixWeights | None = None) -> None:
         self._rng = rng
         self._weights = weights or WarmPrefixWeights()
+        self._blind = LeastLoaded(rng)
 
     def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
-        """Cheapest first, equals in random order. Reasons: ``warm`` (no one holds more), ``load``, ``cold``."""
+        """Cheapest first, equals in random order. Reasons: ``warm`` (no one holds more), ``load``, ``cold``.
+
+        A prompt that is not known (no tokens) goes to the least loaded.
+        """
+        if not request.prompt_tokens:
+            return self._blind.choose(request, candidates)
         warmest = max((candidate.cached_tokens for candidate in candidates), default=0)
         tie = self._rng.random
         costs = [(self.cost(request.prompt_tokens, candidate), tie(), candidate) for candidate in candidates]

@@ -1,0 +1,434 @@
+"""Dispatcher, membership and index together, over fake replica clients and the in-memory bus."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from warmroot.cluster.errors import (
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
+from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
+from warmroot.cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
+from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.kv_store.bus import InMemoryBus
+from warmroot.kv_store.events import BlocksStored, CacheCleared, KvEventBatch, encode
+from warmroot.kv_store.hashing import chain, namespace_root, pack_tokens, salted
+from warmroot.router.dispatch import Dispatcher
+from warmroot.router.membership import Membership
+from warmroot.router.openai.cluster_state import ReplicaState
+from warmroot.router.policy import make_policy
+
+ROOT = namespace_root("m")
+BLOCK = 16
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Stream:
+    def __init__(self, script, client, request_id):
+        self.script, self.client, self.request_id, self.ended = iter(script), client, request_id, False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await self.client.may_answer.wait()
+        item = next(self.script, None)
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            self.ended = True
+            raise item
+        self.ended = item.finish_reason is not None
+        return item
+
+    def close(self):
+        if not self.ended:
+            self.ended = True
+            self.client.aborted.append(self.request_id)
+
+
+class Client:
+    def __init__(self, info, on_change):
+        self.info, self.on_change = info, on_change
+        self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
+        self.connected = False
+        self.requests, self.aborted, self.refuse, self.script, self.closed = [], [], None, None, False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    def start(self):
+        self.connect(True)
+
+    def connect(self, connected):
+        self.connected = connected
+        self.on_change()
+
+    async def close(self):
+        self.closed, self.connected = True, False
+
+    async def submit(self, request):
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if self.refuse is not None:
+            raise self.refuse
+        script = self.script or [
+            TokenDelta(request_id=request.request_id, index=0, token_ids=[7], cached_tokens=0),
+            TokenDelta(request_id=request.request_id, index=1, token_ids=[8], finish_reason=FinishReason.STOP),
+        ]
+        return Stream(script, self, request.request_id)
+
+
+class Cluster:
+    """Replicas that speak by hand, and one router."""
+
+    def __init__(self, policy="warm_prefix", wait_s=0.05):
+        self.clock = Clock()
+        self.bus = InMemoryBus(self.clock, "bus")
+        self.clients = {}
+        self.membership = Membership(self.bus, "", connect=self.connect, clock=self.clock)
+        self.dispatcher = Dispatcher(
+            self.membership, make_policy(policy, random.Random(0)), clock=self.clock, wait_s=wait_s
+        )
+        self.seqs = Counter()
+
+    def connect(self, info, on_change):
+        self.clients[info.replica] = Client(info, on_change)
+        return self.clients[info.replica]
+
+    def info(self, name, epoch=1):
+        return ReplicaInfo(
+            replica=ReplicaId(name),
+            epoch=Epoch(epoch),
+            model="m",
+            address=f"{name}:1",
+            kv_namespace=ROOT,
+            block_size=BLOCK,
+            kv_total_blocks=1000,
+            max_num_seqs=64,
+            max_num_batched_tokens=512,
+            max_model_len=4096,
+            prefill_tokens_per_s=1000.0,
+            decode_step_s=0.01,
+        )
+
+    async def join(self, *names, epoch=1):
+        for name in names:
+            await self.bus.heartbeat(self.info(name, epoch), 5.0)
+        await self.follow()
+        return [self.clients[name] for name in names]
+
+    async def follow(self):
+        self.clock.now += 0.6
+        await self.membership.follower.follow_once(0.0)
+        await self.membership.follower.follow_once(0.0)
+        await asyncio.sleep(0)
+
+    async def publish(self, name, *events, epoch=1, seq=None):
+        seq = self.seqs[name] if seq is None else seq
+        self.seqs[name] = seq + 1
+        batch = encode(KvEventBatch(ReplicaId(name), Epoch(epoch), seq, events))
+        if events and isinstance(events[0], CacheCleared):
+            await self.bus.publish_snapshot(name, epoch, batch)
+        else:
+            await self.bus.publish(name, epoch, [batch])
+        await self.follow()
+
+    def stored(self, tokens, salt=""):
+        root = salted(ROOT, salt)
+        hashes = chain(root, tokens, BLOCK)
+        return BlocksStored(root, tuple(hashes), pack_tokens(tokens[: len(hashes) * BLOCK]))
+
+    async def run(self, tokens=(1, 2, 3), request_id="r", salt=""):
+        return [delta async for delta in self.dispatcher.generate(request(tokens, request_id, salt))]
+
+    def where(self):
+        return {name: [r.request_id for r in client.requests] for name, client in self.clients.items()}
+
+
+def request(tokens=(1, 2, 3), request_id="r", salt=""):
+    return GenerateRequest(
+        request_id=RequestId(request_id), prompt_token_ids=list(tokens), params=SamplingParams(), cache_salt=salt
+    )
+
+
+LONG = list(range(1024))
+
+
+async def test_the_first_delta_says_who_computed_it():
+    cluster = Cluster()
+    await cluster.join("a")
+    deltas = await cluster.run()
+    assert [(d.replica, d.token_ids) for d in deltas] == [("a", [7]), (None, [8])]
+    assert cluster.clients["a"].aborted == []
+    assert cluster.dispatcher._in_flight.unfinished("a") == 0
+
+
+async def test_a_request_goes_to_the_warm_replica_of_its_tenant():
+    cluster = Cluster()
+    await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    await cluster.publish("b", cluster.stored(LONG, salt="tenant"))
+    await cluster.run(LONG, "plain")
+    await cluster.run(LONG, "salted", salt="tenant")
+    assert cluster.where() == {"a": ["plain"], "b": ["salted"]}
+    decision = cluster.dispatcher.decisions[0]
+    assert (decision.chosen.replica, decision.chosen.reason) == ("a", "warm")
+    assert (decision.predicted_tokens, decision.actual_tokens, decision.cached) == (1024, 0, {"a": 1024, "b": 0})
+    stats = cluster.dispatcher.routing()
+    assert stats.decisions == {("warm_prefix", "warm"): 2}
+    assert (stats.predicted_hit_tokens, stats.actual_hit_tokens, stats.best_hit_tokens) == (2048, 0, 2048)
+
+
+async def test_a_burst_of_one_cold_prefix_lands_together():
+    cluster = Cluster()
+    clients = await cluster.join("a", "b", "c", "d")
+    for client in clients:
+        client.may_answer.clear()
+    tasks = [asyncio.ensure_future(cluster.run([*LONG, n], f"r{n}")) for n in range(12)]
+    await asyncio.sleep(0.05)
+    assert sorted(map(len, cluster.where().values())) == [0, 0, 0, 12]
+    for client in clients:
+        client.may_answer.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_burst_of_different_prompts_spreads():
+    cluster = Cluster()
+    clients = await cluster.join("a", "b", "c", "d")
+    for client in clients:
+        client.may_answer.clear()
+    tasks = [asyncio.ensure_future(cluster.run([n, *LONG], f"r{n}")) for n in range(12)]
+    await asyncio.sleep(0.05)
+    assert sorted(map(len, cluster.where().values())) == [3, 3, 3, 3]
+    for client in clients:
+        client.may_answer.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("refusal", [OverloadedError("full", retry_after=3.0), ReplicaUnavailableError("gone")])
+async def test_a_refusal_goes_to_the_next_best(refusal):
+    cluster = Cluster()
+    a, _ = await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    a.refuse = refusal
+    assert (await cluster.run(LONG))[0].replica == "b"
+    assert cluster.where() == {"a": ["r"], "b": ["r"]}
+    assert cluster.dispatcher.decisions[-1].refusals == [refusal]
+    assert cluster.dispatcher.routing().decisions == {("warm_prefix", "refused"): 1}
+    assert cluster.dispatcher._in_flight.unfinished("a") == 0
+
+
+async def test_a_replica_that_dies_before_the_first_delta_is_replaced_silently():
+    cluster = Cluster()
+    a, _ = await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    a.script = [ReplicaUnavailableError("died")]
+    assert [d.token_ids for d in await cluster.run(LONG)] == [[7], [8]]
+
+
+async def test_a_replica_that_dies_later_ends_the_stream():
+    cluster = Cluster()
+    a, b = await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    first = TokenDelta(request_id=RequestId("r"), index=0, token_ids=[7])
+    a.script = [first, ReplicaUnavailableError("died")]
+    deltas = cluster.dispatcher.generate(request(LONG))
+    assert (await anext(deltas)).token_ids == [7]
+    with pytest.raises(ReplicaUnavailableError, match="died"):
+        await anext(deltas)
+    assert b.requests == []
+    assert cluster.dispatcher._in_flight.unfinished("a") == 0
+
+
+async def test_when_all_are_full_the_shortest_wait_is_told():
+    cluster = Cluster()
+    a, b = await cluster.join("a", "b")
+    a.refuse, b.refuse = OverloadedError("full", retry_after=3.0), OverloadedError("full", retry_after=2.0)
+    with pytest.raises(OverloadedError) as caught:
+        await cluster.run()
+    assert caught.value.retry_after == 2.0
+
+
+async def test_when_all_fail_the_failure_is_told():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    a.refuse = EngineError("broken")
+    with pytest.raises(EngineError, match="broken"):
+        await cluster.run()
+
+
+async def test_a_request_that_is_wrong_is_not_tried_elsewhere():
+    cluster = Cluster()
+    a, b = await cluster.join("a", "b")
+    a.refuse = b.refuse = InvalidRequestError("wrong")
+    with pytest.raises(InvalidRequestError):
+        await cluster.run()
+    assert len(a.requests) + len(b.requests) == 1
+    with pytest.raises(InvalidRequestError):
+        await cluster.run([2**40])
+
+
+async def test_closing_the_generator_aborts_and_releases():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    deltas = cluster.dispatcher.generate(request())
+    await anext(deltas)
+    assert cluster.dispatcher._in_flight.unfinished("a") == 1
+    await deltas.aclose()
+    assert (a.aborted, cluster.dispatcher._in_flight.unfinished("a")) == (["r"], 0)
+
+
+async def test_cancelling_before_the_first_delta_aborts_and_releases():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    a.may_answer.clear()
+    task = asyncio.ensure_future(cluster.run())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (a.aborted, cluster.dispatcher._in_flight.unfinished("a")) == (["r"], 0)
+
+
+async def test_a_request_waits_for_the_first_replica():
+    cluster = Cluster(wait_s=20.0)
+    task = asyncio.ensure_future(cluster.run())
+    await asyncio.sleep(0.01)
+    await cluster.join("a")
+    assert len(await task) == 2
+
+
+async def test_without_a_replica_it_gives_up():
+    with pytest.raises(ReplicaUnavailableError, match="no replica is ready"):
+        await Cluster().run()
+
+
+async def test_rates_are_learned_from_an_idle_replica():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    deltas = cluster.dispatcher.generate(request(LONG))
+    a.may_answer.clear()
+    task = asyncio.ensure_future(anext(deltas))
+    await asyncio.sleep(0.01)
+    cluster.clock.now += 0.512
+    a.may_answer.set()
+    await task
+    (member,) = cluster.membership.ready()
+    assert member.rates.prefill_tokens_per_s == pytest.approx(1000 * 2**0.2)
+    await deltas.aclose()
+
+
+async def test_a_lost_lease_drains_and_a_lost_connection_ends():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    await cluster.publish("a", cluster.stored(LONG))
+    await cluster.bus.leave("a", 1)
+    await cluster.follow()
+    assert [s.state for s in cluster.membership.replicas()] == [ReplicaState.DRAINING]
+    assert cluster.membership.ready() == []
+    a.connect(False)
+    await cluster.follow()
+    assert (cluster.membership.replicas(), a.closed) == ([], True)
+    assert cluster.membership.index.blocks_of(ReplicaId("a")) == 0
+
+
+async def test_a_broken_connection_gets_no_request_and_keeps_its_cache():
+    cluster = Cluster()
+    a, _ = await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    a.connect(False)
+    assert (await cluster.run(LONG, "r1"))[0].replica == "b"
+    a.connect(True)
+    cluster.clock.now += 10
+    assert (await cluster.run(LONG, "r2"))[0].replica == "a"
+
+
+async def test_a_new_incarnation_replaces_the_old():
+    cluster = Cluster()
+    (old,) = await cluster.join("a")
+    await cluster.publish("a", cluster.stored(LONG))
+    (new,) = await cluster.join("a", epoch=2)
+    await asyncio.sleep(0)
+    assert (old.closed, new.closed, new is old) == (True, False, False)
+    await cluster.publish("a", cluster.stored([5] * 16), epoch=2, seq=0)
+    assert cluster.membership.index.blocks_of(ReplicaId("a")) == 1
+
+
+async def test_a_gap_asks_for_a_snapshot_which_mends_it():
+    cluster = Cluster()
+    await cluster.join("a")
+    await cluster.publish("a", CacheCleared())
+    await cluster.publish("a", cluster.stored(LONG), seq=5)
+    assert cluster.membership.follower.gaps == 1
+    assert cluster.membership.index.blocks_of(ReplicaId("a")) == 0
+    assert await cluster.bus.heartbeat(cluster.info("a"), 5.0)
+    await cluster.publish("a", CacheCleared(), cluster.stored(LONG), seq=6)
+    assert cluster.membership.index.blocks_of(ReplicaId("a")) == 64
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(KvEventBatch(ReplicaId("b"), Epoch(1), 0, ()))])
+async def test_garbage_on_the_bus_is_skipped_and_its_sender_resynced(garbage):
+    cluster = Cluster()
+    await cluster.join("a", "b")
+    await cluster.publish("a", CacheCleared(), cluster.stored(LONG))
+    await cluster.publish("b", CacheCleared(), cluster.stored(LONG))
+    await cluster.bus.publish("a", 1, [garbage])
+    await cluster.follow()
+    assert cluster.membership.follower.skipped == 1
+    assert [cluster.membership.index.blocks_of(ReplicaId(name)) for name in "ab"] == [0, 64]
+    assert await cluster.bus.heartbeat(cluster.info("a"), 5.0)
+
+
+async def test_an_unreachable_bus_changes_nothing():
+    cluster = Cluster()
+    await cluster.join("a")
+    await cluster.publish("a", cluster.stored(LONG))
+    reads = 0
+
+    async def unreachable(cursor, timeout_s):
+        nonlocal reads
+        reads += 1
+        raise ConnectionError("down")
+
+    cluster.bus.read = unreachable
+    await cluster.membership.start()
+    await asyncio.sleep(0.01)
+    assert reads == 1
+    assert (await cluster.run(LONG))[0].replica == "a"
+    await cluster.membership.close()
+
+
+async def test_a_restarted_bus_is_followed_and_streams_live_on():
+    cluster = Cluster()
+    (a,) = await cluster.join("a")
+    deltas = cluster.dispatcher.generate(request(LONG))
+    await anext(deltas)
+    cluster.membership.follower._bus = cluster.bus = InMemoryBus(cluster.clock, "bus-2")
+    await cluster.follow()
+    assert cluster.membership.ready() == []
+    assert [d.token_ids async for d in deltas] == [[8]]
+    await cluster.join("a")
+    assert (a.closed, len(cluster.membership.ready())) == (False, 1)
+    await cluster.publish("a", CacheCleared(), cluster.stored(LONG), seq=9)
+    assert cluster.membership.index.blocks_of(ReplicaId("a")) == 64
+
+
+async def test_a_resumed_request_is_matched_with_its_output():
+    cluster = Cluster()
+    await cluster.join("a", "b")
+    await cluster.publish("a", cluster.stored(LONG))
+    resumed = replace(request(LONG[:1000]), output_token_ids=LONG[1000:])
+    [_ async for _ in cluster.dispatcher.generate(resumed)]
+    assert cluster.dispatcher.decisions[-1].cached == {"a": 1024, "b": 0}
