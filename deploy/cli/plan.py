@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -73,13 +72,9 @@ def machine_memory() -> int:
 def read_model(model: str, revision: str | None) -> ModelSpec:
     """The facts of a model; a folder needs no more than its config.json. Raises ModelLoadError."""
     from ...actors.models.loader import read_spec  # brings torch
-
-    path = Path(model)
-    if (path / "config.json").is_file():
-        return read_spec(path)
     from ...actors.models.source import resolve_model
 
-    return read_spec(resolve_model(model, revision=revision))
+    return read_spec(resolve_model(model, revision, weights=False))
 
 
 def describe(

@@ -68,6 +68,19 @@ def test_the_table(llama, capsys, monkeypatch):
     assert "int4 (planned)" in out
 
 
+@pytest.mark.model
+def test_the_packaged_model(capsys):
+    code, report = plan(capsys, "smollm2", "--memory", "2GiB", "--kv-cache-dtype", "fp16")
+    assert code == 0
+    assert (report["parameters"], report["weight_bytes"]) == (134_515_008, 269_030_016)
+    assert report["kv_token_bytes"] == 23_040
+
+
+def test_an_unknown_model(capsys):
+    assert main(["plan", "./no-such-model"]) == 2
+    assert capsys.readouterr().err.startswith("warmroot plan: ./no-such-model: no such file or folder")
+
+
 def test_this_machines_memory_is_the_default(llama, capsys, monkeypatch):
     monkeypatch.setattr("warmroot.deploy.cli.plan.machine_memory", lambda: 10**12)
     _, report = plan(capsys, llama, "--dtype", "float32")
