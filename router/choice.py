@@ -22,13 +22,20 @@ async def run_choice(
     generator: TokenGenerator, request: GenerateRequest, writer: "ChoiceWriter"
 ) -> AsyncGenerator[OutputDelta, None]:
     """Deltas of one sequence until it ends. Closing this, or a stop string, aborts it in the engine."""
+    last: OutputDelta | None = None
     async with aclosing(generator.generate(request)) as deltas:
         async for delta in deltas:
             output = writer.write(delta)
-            yield output
-            if output.finish_reason is not None:
-                return
-    raise EngineError(f"request {request.request_id} ended without a finish reason")
+            if output.finish_reason is None:
+                yield output
+                continue
+            last = output
+            if delta.finish_reason is None:
+                break
+    # Given out after the end of the source, so that a receiver who leaves now aborts nothing.
+    if last is None:
+        raise EngineError(f"request {request.request_id} ended without a finish reason")
+    yield last
 
 
 class ChoiceWriter:

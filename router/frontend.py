@@ -53,8 +53,9 @@ class Frontend:
         self._new_id = new_id
         self._template = None
         if tokenizer.chat_template is not None:
-            now = lambda: datetime.fromtimestamp(clock())  # noqa: E731
-            self._template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, now)
+            self._template = ChatTemplate(
+                tokenizer.chat_template, tokenizer.special_tokens, now=lambda: datetime.fromtimestamp(clock())
+            )
 
     def tokenize(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; ids pass as they are."""

@@ -133,7 +133,8 @@ def _merges(vocab: dict[str, int], tokens: list[str], scores: Iterable[float]) -
     for token, score in zip(tokens, scores, strict=True):
         halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         known = [(left, right) for left, right in halves if left in vocab and right in vocab]
-        known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        if len(known) > 1:
+            known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         found += [(score, len(left), len(right), left, right) for left, right in known]
     found.sort(key=lambda merge: merge[:3], reverse=True)
     return [(left, right) for *_, left, right in found]
