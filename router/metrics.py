@@ -32,9 +32,9 @@ class RequestMetrics:
         self.cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
-        self.success = Counter(
+        self.ended = Counter(
             "vllm:request_success",
-            "Sequences that came to their end",
+            "Sequences that ended after their first token, by reason",
             (*LABELS, "finished_reason"),
             registry=self.registry,
         )
@@ -73,7 +73,12 @@ class RequestMeter:
             self._inter_token.observe(now - previous)
         self._generation.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._finish(delta.finish_reason, now)
+            self._finish(delta.index, delta.finish_reason, now)
+
+    def abandon(self, reason: str) -> None:
+        """Count the choices that had begun and will not finish: ``abort`` or ``error``."""
+        for index in list(self._last):
+            self._finish(index, reason, self._clock())
 
     def _first(self, delta: OutputDelta, now: float) -> None:
         metrics, self._labels = self._metrics, (self._model, delta.replica or "")
@@ -85,10 +90,11 @@ class RequestMeter:
         self._inter_token = metrics.inter_token_latency.labels(*self._labels)
         self._generation = metrics.generation_tokens.labels(*self._labels)
 
-    def _finish(self, reason: str, now: float) -> None:
+    def _finish(self, index: int, reason: str, now: float) -> None:
         assert self._labels is not None
+        del self._last[index]
         self._metrics.e2e_latency.labels(*self._labels).observe(now - self._started)
-        self._metrics.success.labels(*self._labels, reason).inc()
+        self._metrics.ended.labels(*self._labels, reason).inc()
 
 
 class ClusterCollector(Collector):

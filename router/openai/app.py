@@ -57,7 +57,6 @@ def build_app(
     app = DocumentedApp(
         title="Warmroot",
         version=service.version,
-        root_path=settings.root_path,
         middleware=_middleware(service),
         redoc_url=None,
         strict_content_type=False,
@@ -72,7 +71,7 @@ def _middleware(service: Service) -> list[Middleware]:
     """From the outside in."""
     settings = service.settings
     return [
-        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic),
+        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, root_path=settings.root_path),
         Middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,

@@ -1,7 +1,9 @@
 """Bodies of ``POST /v1/completions``."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import SamplingParams
@@ -11,10 +13,27 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 2048
 
 
+def _form(prompt: Any) -> str:
+    """Which form of prompt is meant, from its first item: trying all of them takes 10 ms for 32,000 ids."""
+    if not isinstance(prompt, list) or not prompt:
+        return "list of texts" if isinstance(prompt, list) else "text"
+    return {str: "list of texts", list: "list of id lists"}.get(type(prompt[0]), "ids")
+
+
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(fail_fast=True), Tag("list of texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("list of id lists")],
+    Discriminator(_form),
+]
+
+
 class CompletionRequest(GenerationRequest):
     """OpenAI's completion request with vLLM's extensions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
     """A text, token ids, or a list of either."""
     echo: bool | None = None
     """Put the prompt before the output."""

@@ -88,14 +88,19 @@ class DeltaFeed:
         await asyncio.gather(self._watcher, *self._pumps, return_exceptions=True)
 
     async def _pump(self, prompt: int, stream: AsyncGenerator[OutputDelta, None]) -> None:
-        observe = self._meters[prompt].observe
+        meter = self._meters[prompt]
+        observe = meter.observe
         try:
             async with aclosing(stream):
                 async for delta in stream:
                     observe(delta)
                     self._ready.append(Arrival(prompt, delta))
                     self._wake()
+        except asyncio.CancelledError:
+            meter.abandon("abort")
+            raise
         except Exception as error:
+            meter.abandon("error")
             self._error = self._error or error
             self._cancel()
         finally:

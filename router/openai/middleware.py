@@ -33,15 +33,20 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 class RequestBoundary:
     """Gives each request an id and a clock, and turns a bug into a 500 that says nothing but the id."""
 
-    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, new_id: Callable[[], str], clock: Callable[[], float], root_path: str = ""
+    ) -> None:
         self.app = app
         self._new_id = new_id
         self._clock = clock
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if self._root_path:
+            scope["root_path"] = self._root_path
         started = self._clock()
         request_id = client_request_id(Headers(scope=scope).get("x-request-id")) or self._new_id()
         state = scope.setdefault("state", {})

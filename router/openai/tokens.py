@@ -48,7 +48,7 @@ class DetokenizeRequest(RequestBody):
 
     model: str | None = None
     """Name of a served model; without it, the first."""
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
     """Token ids."""
 
 

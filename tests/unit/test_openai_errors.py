@@ -118,7 +118,11 @@ async def test_chat_field_at_fault_is_named(fields, param):
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
-        ({"prompt": [[1], "a"]}, "prompt.0"),
+        ({"prompt": [[1], "a"]}, "prompt.1"),
+        ({"prompt": [1, "a"]}, "prompt.1"),
+        ({"prompt": [[1], [2, "a"]]}, "prompt.1.1"),
+        ({"prompt": [True]}, "prompt.0"),
+        ({"prompt": None}, "prompt"),
         ({"prompt": [1, 1000]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a"] * 2049}, "prompt"),
@@ -382,3 +386,12 @@ async def test_unicode_survives():
     response = await rig.chat("ü🎉")
     assert json.loads(response.content)["choices"][0]["message"]["content"] == "日本語🎉"
     assert bytes(rig.generator.requests[0].prompt_token_ids) == "<user>ü🎉\n<assistant>".encode()
+
+
+async def test_root_path_is_left_out_of_paths():
+    rig = Rig(root_path="/llm", **KEYS)
+    async with rig.http() as client:
+        assert (await client.get("/llm/health")).status_code == 200
+        assert (await client.get("/llm/v1/models")).status_code == 401
+        listed = await client.get("/llm/v1/models", headers={"authorization": "Bearer sk-two"})
+    assert listed.status_code == 200

@@ -5,6 +5,7 @@ from openai_harness import END, Rig, byte_tokenizer, events, says
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_generator import Script
 
+from warmroot.cluster.errors import EngineError
 from warmroot.cluster.messages import FinishReason, TokenLogprob
 from warmroot.cluster.sampling_params import SamplingParams
 from warmroot.router.openai.chat import ChatCompletion
@@ -304,6 +305,16 @@ async def test_metrics():
     assert samples["warmroot:actual_hit_tokens_total", ()] == 28
     assert samples["warmroot:best_hit_tokens_total", ()] == 40
     assert samples["warmroot:replicas", (("state", "ready"),)] == 1
+
+
+async def test_metrics_of_failures():
+    rig = Rig(Script([[97]], error=EngineError("gone")))
+    await rig.chat()
+    await rig.chat(stream=True)
+    async with rig.http() as client:
+        text = (await client.get("/metrics")).text
+    labels = 'engine="r0",finished_reason="error",model_name="org/tiny"'
+    assert f"vllm:request_success_total{{{labels}}} 2.0" in text
 
 
 async def test_two_applications_do_not_share_metrics():
