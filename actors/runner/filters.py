@@ -76,9 +76,7 @@ def _top_p(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
     return least
 
 
-def _last_kept(
-    values: torch.Tensor, sums: torch.Tensor, totals: torch.Tensor, top_p: torch.Tensor
-) -> torch.Tensor:
+def _last_kept(values: torch.Tensor, sums: torch.Tensor, totals: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """The smallest of the shortest prefix of descending ``values`` whose sum reaches top_p of the total."""
     wanted = (top_p * totals)[:, None]
     # Of top_p = 1 everything is kept that weighs anything, whatever the sums round to.

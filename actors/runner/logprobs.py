@@ -20,9 +20,7 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[in
     ]
 
 
-def _tops(
-    logits: torch.Tensor, norms: torch.Tensor, num_top: Sequence[int]
-) -> list[tuple[tuple[int, float], ...]]:
+def _tops(logits: torch.Tensor, norms: torch.Tensor, num_top: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
     most = min(max(num_top), logits.shape[1])
     if not most:
         return [()] * len(num_top)

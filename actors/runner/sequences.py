@@ -41,16 +41,16 @@ class Table:
         self.cells: Int32s = np.zeros((rows, columns), np.int32)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for at least so many; doubling, so that appending one by one stays cheap."""
+        """Make room for at least so many. Sizes double, so that appending one by one stays cheap."""
         old = self.cells
         if rows <= old.shape[0] and columns <= old.shape[1]:
             return
-        shape = tuple(max(size, 2 * size if size < wanted else 0, wanted) for size, wanted in self._sizes(rows, columns))
-        self.cells = np.zeros(shape, np.int32)
+        self.cells = np.zeros((_grown(old.shape[0], rows), _grown(old.shape[1], columns)), np.int32)
         self.cells[: old.shape[0], : old.shape[1]] = old
 
-    def _sizes(self, rows: int, columns: int) -> Iterable[tuple[int, int]]:
-        return zip(self.cells.shape, (rows, columns), strict=True)
+
+def _grown(size: int, wanted: int) -> int:
+    return size if wanted <= size else max(wanted, 2 * size)
 
 
 class SequenceTable:

@@ -1,0 +1,187 @@
+"""An engine inside this process, on a thread of its own."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+
+from ..cluster.errors import EngineError, InvalidRequestError
+from ..cluster.ids import RequestId
+from ..cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
+from ..kv_store.events import KvEvent
+from .engine.engine import Engine
+from .engine.executor import Executor
+
+DeltaSink = Callable[[list[TokenDelta]], None]
+EventSink = Callable[[list[KvEvent]], None]
+
+logger = logging.getLogger(__name__)
+
+
+def _ignore_events(events: list[KvEvent]) -> None:
+    """For engines that nobody routes to."""
+
+
+class LocalEngine:
+    """Steps while there is work and sleeps while there is none; every method may be called from any thread.
+
+    The sinks are called on the engine's thread: ``on_deltas`` once per step with all its deltas, also of requests that
+    were aborted meanwhile; ``on_events`` with what entered and left the cache, in order.
+    """
+
+    def __init__(
+        self, engine: Engine, executor: Executor, on_deltas: DeltaSink, on_events: EventSink = _ignore_events
+    ) -> None:
+        """Takes ``engine`` and the ``executor`` it was made with, and starts the thread."""
+        self._engine = engine
+        self._executor = executor
+        self._on_deltas = on_deltas
+        self._on_events = on_events
+        self._changed = threading.Condition()
+        """Guards the engine. Not held while the executor computes, so that callers never wait for a step."""
+        self._snapshots: list[Future[list[KvEvent]]] = []
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="warmroot-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine has failed or was closed."""
+        return self._failure is None and not self._closing
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and output tokens that one sequence can have here."""
+        return self._engine.max_tokens
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises what ``Engine.add`` raises, EngineError after a failure or ``close``."""
+        with self._changed:
+            if self._closing:
+                raise EngineError("the engine was closed")
+            if self._failure is not None:
+                raise EngineError(self._failure)
+            self._engine.add(request)
+            self._changed.notify()
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget a request and free its blocks. Unknown and ended ones are ignored."""
+        with self._changed:
+            self._engine.abort(request_id)
+
+    def load(self) -> Load:
+        """How busy it is."""
+        with self._changed:
+            return self._engine.load()
+
+    def snapshot(self) -> "Future[list[KvEvent]]":
+        """All that is cached; earlier events have gone to ``on_events`` by then. Raises EngineError after ``close``."""
+        future: Future[list[KvEvent]] = Future()
+        with self._changed:
+            if self._closing:
+                raise EngineError("the engine was closed")
+            self._snapshots.append(future)
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Stop after the step that runs, end what is open with an error, release the executor. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wait():
+            self._try_step()
+        self._fail("the engine was closed")
+        for snapshot in self._snapshots:
+            snapshot.cancel()
+        self._executor.shutdown()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False: close."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._snapshots or self._engine.has_work)
+            return not self._closing
+
+    def _try_step(self) -> None:
+        try:
+            self._step()
+        except Exception as error:  # a fault of engine or sinks: whoever waits must hear of it
+            logger.exception("the engine has failed")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _step(self) -> None:
+        with self._changed:
+            running = self._engine.has_work and self._engine.begin()
+        result = self._executor.result() if running else None
+        with self._changed:
+            deltas = self._engine.take_pending() if result is None else self._engine.end(result)
+            if result is not None and self._failure is None:
+                self._failure = result.error
+            events = self._engine.drain_events()
+            snapshots, self._snapshots = self._snapshots, []
+            cached: list[KvEvent] = list(self._engine.snapshot_events()) if snapshots else []
+        if deltas:
+            self._on_deltas(deltas)
+        if events:
+            self._on_events(events)
+        for snapshot in snapshots:
+            if snapshot.set_running_or_notify_cancel():
+                snapshot.set_result(cached)
+
+    def _fail(self, message: str) -> None:
+        """Nothing runs any more: end every stream with an error."""
+        with self._changed:
+            self._failure = self._failure or message
+            deltas = self._engine.fail(message)
+        try:
+            if deltas:
+                self._on_deltas(deltas)
+        except Exception:  # it may be the sink that failed
+            logger.exception("cannot report that the engine has failed")
+
+
+class LocalGenerator:
+    """One engine in this process as a ``TokenGenerator`` for one event loop."""
+
+    def __init__(self, start: Callable[[DeltaSink], LocalEngine], loop: asyncio.AbstractEventLoop) -> None:
+        """``start`` makes the engine for a sink; deltas reach ``loop`` with one call per step."""
+        self._loop = loop
+        self._streams: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
+        self.engine = start(self._on_deltas)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        """See ``TokenGenerator``. Raises EngineError when the engine fails meanwhile."""
+        if request.request_id in self._streams:
+            raise InvalidRequestError(f"request {request.request_id} is running already", param="request_id")
+        deltas = self._streams[request.request_id] = asyncio.Queue()
+        reason = None
+        try:
+            self.engine.add(request)
+            while reason is None:
+                delta = await deltas.get()
+                reason = delta.finish_reason
+                if reason is FinishReason.ERROR:
+                    raise EngineError(delta.error or "the engine has failed")
+                yield delta
+        finally:
+            del self._streams[request.request_id]
+            if reason is None:
+                self.engine.abort(request.request_id)
+
+    def close(self) -> None:
+        """Close the engine; open streams end with EngineError."""
+        self.engine.close()
+
+    def _on_deltas(self, deltas: list[TokenDelta]) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, deltas)
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.put_nowait(delta)

@@ -1,0 +1,83 @@
+"""From files to a runner."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ...cluster.errors import ConfigError
+from ...cluster.kv_layout import KvLayout
+from ...cluster.model_spec import ModelSpec
+from ..models.decoder import Decoder
+from ..models.loader import load_model
+from ..models.weights import Progress
+from .memory import available_bytes, kv_blocks_for, useful_blocks
+from .runner import ModelRunner
+
+_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_CACHE_FACTOR = 2
+"""By default, pages for twice what running sequences can hold: the rest is cache."""
+
+
+class KvMemoryConfig(NamedTuple):
+    """How KV memory is laid out and bounded: by pages, by bytes, or by what the device has."""
+
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+
+
+def default_device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_runner(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    kv: KvMemoryConfig,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 256,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> ModelRunner:
+    """Load a model and give it KV memory. Raises ModelLoadError and ConfigError."""
+    decoder = load_model(path, dtype=dtype, device=device or default_device(), progress=progress)
+    layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
+    kv_dtype = _kv_dtype(kv.kv_cache_dtype, decoder)
+    length = model_len(decoder.spec, max_model_len)
+    num_blocks = kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
+    return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+
+
+def model_len(spec: ModelSpec, wanted: int | None) -> int:
+    """The longest sequence: the model's context, or less if wanted. Raises ConfigError for more."""
+    if wanted is not None and not 1 <= wanted <= spec.max_position:
+        raise ConfigError(
+            f"max_model_len: {wanted} is not between 1 and the model's context of {spec.max_position}",
+            param="max_model_len",
+        )
+    return wanted or spec.max_position
+
+
+def _kv_dtype(name: str, decoder: Decoder) -> torch.dtype:
+    if name == "auto":
+        return decoder.dtype
+    if name not in _KV_DTYPES:
+        raise ConfigError(
+            f"kv_cache_dtype: {name!r} is not one of auto, {', '.join(_KV_DTYPES)}", param="kv_cache_dtype"
+        )
+    return _KV_DTYPES[name]
+
+
+def _num_blocks(
+    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, dtype: torch.dtype, length: int, max_num_seqs: int
+) -> int:
+    if kv.kv_cache_memory is not None:
+        return kv_blocks_for(decoder.spec, kv.kv_cache_memory, layout, dtype)
+    memory = available_bytes(decoder.device, kv.gpu_memory_utilization)
+    most = _CACHE_FACTOR * useful_blocks(layout, length, max_num_seqs)
+    return min(most, kv_blocks_for(decoder.spec, memory, layout, dtype))

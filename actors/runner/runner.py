@@ -1,0 +1,154 @@
+"""The executor of one process: plans in, tokens out, on a decoder with its KV memory."""
+
+import logging
+from collections import deque
+
+import numpy as np
+import torch
+
+from ...cluster.ids import RequestId
+from ...cluster.kv_layout import KvLayout
+from ...cluster.messages import TokenLogprob
+from ..attention.interface import AttentionMetadata
+from ..attention.kv_memory import KvMemory
+from ..engine.plan import SequenceResult, StepPlan, StepResult
+from ..models.decoder import Decoder
+from .batch import Batch, apply_diff, pack
+from .logprobs import logprobs
+from .rows import SamplingRow
+from .sampler import Sampler
+from .sequences import SequenceState, SequenceTable
+
+_LOGPROB_ROWS = 256
+"""Prompt positions whose logits are held at a time: a chunk's would take gigabytes."""
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Runs a plan when its result is asked for. Implements ``Executor``."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layout: KvLayout,
+        num_blocks: int,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        eos_token_ids: tuple[int, ...] | None = None,
+    ) -> None:
+        """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's."""
+        spec = decoder.spec
+        self.decoder = decoder
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.kv_dtype = kv_dtype or decoder.dtype
+        self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self._kv = KvMemory.allocate(
+            layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device
+        )
+        self._sampler = Sampler(self.eos_token_ids)
+        self._sequences = SequenceTable(len(layout.groups))
+        self._plans: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Queue a step."""
+        self._plans.append(plan)
+
+    def result(self) -> StepResult:
+        """Run the oldest step. An exception becomes its ``error``."""
+        plan = self._plans.popleft()
+        try:
+            return StepResult(step=plan.step, sequences=self._run(plan))
+        except Exception as error:  # the engine ends its requests and reports the message
+            logger.exception("step %d failed", plan.step)
+            return StepResult(step=plan.step, error=" ".join(f"{type(error).__name__}: {error}".split()))
+
+    def shutdown(self) -> None:
+        """Forget all sequences and plans."""
+        self._plans.clear()
+        self._sequences = SequenceTable(len(self.layout.groups))
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> list[SequenceResult]:
+        apply_diff(self._sequences, plan)
+        self._kv.copy_blocks(plan.copies)
+        if not plan.sequences:
+            return []
+        batch = pack(self._sequences, plan, self.layout.block_size)
+        hidden = self.decoder.forward(
+            self._tensor(batch.token_ids), self._tensor(batch.positions), self._kv, self._metadata(batch)
+        )
+        prompt = self._prompt_logprobs(batch, hidden)
+        sampled = self._sample(batch, hidden)
+        return [_result(state, sampled.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
+
+    def _metadata(self, batch: Batch) -> tuple[AttentionMetadata, ...]:
+        cu_seqlens_q, seqused_k = self._tensor(batch.cu_seqlens_q), self._tensor(batch.seqused_k)
+        max_seqlen_q, max_seqlen_k = batch.max_seqlen_q, batch.max_seqlen_k
+        return tuple(
+            AttentionMetadata(
+                cu_seqlens_q,
+                seqused_k,
+                self._tensor(group.block_table),
+                self._tensor(group.slot_mapping),
+                max_seqlen_q,
+                max_seqlen_k,
+            )
+            for group in batch.groups
+        )
+
+    def _sample(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, tuple[int, TokenLogprob | None]]:
+        """Sample for the sequences whose last token was computed, and append to them."""
+        states = batch.sampled
+        if not states:
+            return {}
+        logits = self.decoder.logits(hidden[self._tensor(batch.sampled_rows)])
+        rows = [
+            SamplingRow(state.params, state.seed, state.num_prompt, self._sequences.history(state)) for state in states
+        ]
+        sampled = self._sampler.sample(logits, rows)
+        self._sequences.append(states, sampled.token_ids)
+        return {
+            state.request_id: (token_id, entry)
+            for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
+        }
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, list[TokenLogprob]]:
+        found: dict[RequestId, list[TokenLogprob]] = {}
+        for index, state in enumerate(batch.states):
+            if state.wants_prompt_logprobs:
+                start, end = batch.cu_seqlens_q[index : index + 2].tolist()
+                found[state.request_id] = self._chunk_logprobs(state, int(batch.positions[start]), hidden[start:end])
+        return found
+
+    def _chunk_logprobs(self, state: SequenceState, first: int, hidden: torch.Tensor) -> list[TokenLogprob]:
+        """Of the prompt tokens that follow the positions from ``first`` on."""
+        following = self._sequences.history(state)[first + 1 : min(first + len(hidden) + 1, state.num_prompt)]
+        token_ids = self._tensor(following.astype(np.int64))
+        num_top = [state.params.prompt_logprobs or 0] * _LOGPROB_ROWS
+        entries: list[TokenLogprob] = []
+        for start in range(0, len(following), _LOGPROB_ROWS):
+            targets = token_ids[start : start + _LOGPROB_ROWS]
+            logits = self.decoder.logits(hidden[start : start + len(targets)])
+            entries += logprobs(logits, targets, num_top[: len(targets)])
+        return entries
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.decoder.device, non_blocking=True)
+
+
+def _result(
+    state: SequenceState,
+    sampled: tuple[int, TokenLogprob | None] | None,
+    prompt_logprobs: list[TokenLogprob] | None,
+) -> SequenceResult:
+    if sampled is None:
+        return SequenceResult(request_id=state.request_id, token_ids=[], prompt_logprobs=prompt_logprobs)
+    token_id, entry = sampled
+    return SequenceResult(
+        request_id=state.request_id,
+        token_ids=[token_id],
+        logprobs=None if entry is None else [entry],
+        prompt_logprobs=prompt_logprobs,
+    )
