@@ -74,7 +74,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens written in ``text`` are recognised; BOS and the like are added if asked for."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike encode, this lets other threads run, and leaves out the offsets.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The whole text; bytes that are no character become U+FFFD."""
