@@ -33,7 +33,9 @@ class ClusterClient:
         membership = Membership(bus, card.token)
         dispatcher = Dispatcher(membership, make_policy(card.routing_policy))
         tokenizer = Tokenizer.from_dict(card.tokenizer)
-        frontend = Frontend(dispatcher, tokenizer, model=card.model, max_model_len=card.max_model_len)
+        frontend = Frontend(
+            dispatcher, tokenizer, model=card.model, max_model_len=card.max_model_len, vocab_size=card.vocab_size
+        )
         await membership.start()
         return cls(card, membership, dispatcher, frontend)
 

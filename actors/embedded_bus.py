@@ -3,16 +3,12 @@
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from ..cluster.messages import ModelCard, ReplicaInfo
-from ..kv_store.bus import BusEntry, Cursor, InMemoryBus
-
-BUS_NAME = "warmroot-bus"
-RAY_NAMESPACE = "warmroot"
+from ..kv_store.bus import InMemoryBus
+from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE, BusActorReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +47,8 @@ class BusActor(InMemoryBus):
         return self._notes
 
 
-class RayBus:
+class RayBus(BusActorReader):
     """``EventBus`` of this process, over the actor. Raises ConnectionError while the actor cannot be reached."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """See ``EventBus``."""
@@ -73,18 +66,6 @@ class RayBus:
         """See ``EventBus``."""
         await self._call("leave", replica, epoch)
 
-    async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
-        """See ``EventBus``."""
-        return await self._call("read", cursor, timeout_s)
-
-    async def members(self) -> list[ReplicaInfo]:
-        """See ``EventBus``."""
-        return await self._call("members")
-
-    async def request_snapshot(self, replica: str) -> None:
-        """See ``EventBus``."""
-        await self._call("request_snapshot", replica)
-
     async def put_card(self, card: ModelCard) -> None:
         """See ``BusActor``."""
         await self._call("put_card", card)
@@ -97,16 +78,10 @@ class RayBus:
         """See ``BusActor``."""
         await self._call("report", replica, note)
 
-    async def _call(self, method: str, *args: Any) -> Any:
-        try:
-            return await getattr(self.actor, method).remote(*args)
-        except RayError as error:
-            raise ConnectionError(f"the event bus does not answer: {error}") from error
-
 
 def open_bus() -> RayBus:
     """The cluster's bus; started if there is none yet. It outlives the process that started it."""
-    options = {"name": BUS_NAME, "namespace": RAY_NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options = {"name": BUS_ACTOR, "namespace": BUS_NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     actor = ray.remote(BusActor).options(num_cpus=0, max_concurrency=1000, max_restarts=-1, **options).remote()
     return RayBus(actor)
 
@@ -114,6 +89,6 @@ def open_bus() -> RayBus:
 def find_bus() -> RayBus | None:
     """The cluster's bus, or None where Warmroot is not running."""
     try:
-        return RayBus(ray.get_actor(BUS_NAME, namespace=RAY_NAMESPACE))
+        return RayBus(ray.get_actor(BUS_ACTOR, namespace=BUS_NAMESPACE))
     except ValueError:
         return None

@@ -28,7 +28,7 @@ class Ingress:
             root_path=server.root_path,
         )
         names = self._config.model.names
-        return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client)
+        return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client.dispatcher)
 
     async def __del__(self) -> None:
         await self._client.close()

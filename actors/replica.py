@@ -115,6 +115,7 @@ class Replica:
     def _on_events(self, events: list[KvEvent]) -> None:
         self._loop.call_soon_threadsafe(self._publisher.add, events)
 
-    def _report(self, note: StartupNote) -> None:
+    def _report(self, stage: str, done: int, total: int) -> None:
         """From the loading thread."""
+        note = StartupNote(stage=stage, done=done, total=total)
         asyncio.run_coroutine_threadsafe(self._bus.report(self._id, note), self._loop)

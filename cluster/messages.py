@@ -123,6 +123,8 @@ class ModelCard:
     """All names it is served under, ``model`` among them."""
     tokenizer: dict[str, Any]
     max_model_len: int
+    vocab_size: int
+    """Rows of the model's embedding; the tokenizer may know fewer ids."""
     token: str
     """Secret of the channels: whoever may read the bus may submit."""
     routing_policy: str

@@ -2,44 +2,53 @@
 
 import os
 import secrets
+from typing import Any, cast
 
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.ingress import Ingress
 from ..actors.replica import Replica
 from ..cluster.config import WarmrootConfig
-from ..router.serve_router import WarmrootRequestRouter
 
 APP_NAME = "warmroot"
 REPLICA_DEPLOYMENT = "Replica"
+REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
+GRACE_S = 20
+"""Seconds that open streams get when Serve stops an actor."""
 
 
 def build_app(config: WarmrootConfig) -> serve.Application:
     """Replicas and ingresses as ``config`` asks for; run it with ``serve.run`` or name it in a Serve config."""
     threads = replica_threads(config)
-    replicas = serve.deployment(Replica).options(
+    replicas = _deployment(
+        Replica,
         name=REPLICA_DEPLOYMENT,
         num_replicas=config.deploy.num_replicas,
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
         ray_actor_options={"num_cpus": threads, "runtime_env": {"env_vars": _thread_environment(threads)}},
-        request_router_config=RequestRouterConfig(
-            request_router_class=WarmrootRequestRouter,
-            request_router_kwargs={"policy": config.routing.routing_policy},
-        ),
+        request_router_config={
+            "request_router_class": REQUEST_ROUTER,
+            "request_router_kwargs": {"policy": config.routing.routing_policy},
+        },
         health_check_period_s=5,
-        graceful_shutdown_timeout_s=20,
+        graceful_shutdown_timeout_s=GRACE_S,
     )
-    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+    ingress = _deployment(
+        serve.ingress()(Ingress),
         name="Ingress",
         num_replicas=config.server.num_ingress,
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=20,
+        graceful_shutdown_timeout_s=GRACE_S,
     )
     return ingress.bind(config, replicas.bind(config, secrets.token_hex(16)))
+
+
+def _deployment(body: Any, **options: Any) -> serve.Deployment:
+    """``serve.deployment``, whose own annotations tell only of the decorator form."""
+    return cast(Any, serve.deployment)(body, **options)
 
 
 def replica_threads(config: WarmrootConfig) -> int:

@@ -1,8 +1,9 @@
 """A client of a running cluster for any process in Ray: the ingress's router and sockets, without HTTP."""
 
+import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -86,8 +87,8 @@ class Handle:
         if isinstance(prompt, str):
             return frontend.tokenize(prompt)
         if prompt and isinstance(prompt[0], dict):
-            return frontend.render(list(prompt))
-        return frontend.tokenize(list(prompt))
+            return frontend.render(cast("Sequence[dict[str, Any]]", prompt))
+        return frontend.tokenize(list(cast("Sequence[int]", prompt)))
 
 
 def connect(model: str | None = None, *, address: str | None = None, timeout_s: float = 60.0) -> Handle:
@@ -97,7 +98,7 @@ def connect(model: str | None = None, *, address: str | None = None, timeout_s: 
     ReplicaUnavailableError when no replica is ready within ``timeout_s`` seconds.
     """
     if not ray.is_initialized():
-        ray.init(address=address or "auto", namespace=RAY_NAMESPACE, log_to_driver=False, logging_level="error")
+        ray.init(address=address or "auto", namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     bus = find_bus()
     if bus is None:
         raise ConfigError("Warmroot is not running in this Ray cluster; start it with warmroot serve or warmroot.run")

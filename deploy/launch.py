@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
+from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
@@ -45,8 +46,10 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             target = ray_serve.RunTarget(target=build_app(config), name=APP_NAME, route_prefix=server.root_path or "/")
             ray_serve.run_many([target], wait_for_applications_running=False)
             _wait_until_running(display)
-        except BaseException:
+        except BaseException as error:
             shutdown(stop_ray=started_ray)
+            if isinstance(error, RayError):
+                raise ReplicaUnavailableError(f"Serve did not start: {_last_line([str(error)])}") from error
             raise
     return connect(config.model.names[0])
 

@@ -1,5 +1,6 @@
 """Starts Ray on this machine, or joins a running cluster, with the settings that serving needs."""
 
+import logging
 import os
 import socket
 import tempfile
@@ -44,13 +45,14 @@ def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
         return False
     if address is not None:
         try:
-            ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level="error")
+            ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r}; start one or leave --ray-address away", param="ray_address"
             ) from error
         return False
-    for name, value in serving_environment(Path(tempfile.mkdtemp(prefix="warmroot-haproxy-"))).items():
+    # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
+    for name, value in serving_environment(Path(tempfile.mkdtemp(prefix="wr-", dir="/tmp"))).items():
         os.environ.setdefault(name, value)
     ray.init(
         address="local",
@@ -58,7 +60,7 @@ def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
         include_dashboard=False,
         namespace=RAY_NAMESPACE,
         log_to_driver=False,
-        logging_level="error",
+        logging_level=logging.ERROR,
     )
     return True
 

@@ -199,11 +199,11 @@ def _stranger(name: ReplicaId) -> ServedReplica:
     return ServedReplica(info, ReplicaRates(0.0, 0.0), Load())
 
 
-class BusActor:
+class BusActorReader:
     """``BusReader`` over the cluster's bus actor."""
 
     def __init__(self, actor: Any) -> None:
-        self._actor = actor
+        self.actor = actor
 
     async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
         """See ``BusReader``."""
@@ -219,15 +219,15 @@ class BusActor:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return await getattr(self._actor, method).remote(*arguments)
+            return await getattr(self.actor, method).remote(*arguments)
         except RayError as error:
             raise ConnectionError(f"the event bus does not answer: {error}") from error
 
 
-async def find_bus_actor() -> BusActor | None:
+async def find_bus_actor() -> BusActorReader | None:
     """The bus of this Ray cluster, if it has one."""
     try:
         # It asks the GCS and waits: not on the event loop that routes.
-        return BusActor(await asyncio.to_thread(ray.get_actor, BUS_ACTOR, BUS_NAMESPACE))
+        return BusActorReader(await asyncio.to_thread(ray.get_actor, BUS_ACTOR, BUS_NAMESPACE))
     except (ValueError, RayError):
         return None
