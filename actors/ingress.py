@@ -1,6 +1,6 @@
 """The HTTP door: a Serve deployment that holds the clients' streams."""
 
-from ray import serve
+from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from ..cluster.config import WarmrootConfig
@@ -13,7 +13,7 @@ from .embedded_bus import open_bus
 class Ingress:
     """Serves the OpenAI API for one model over the cluster's replicas."""
 
-    async def __init__(self, config: WarmrootConfig, _replicas: serve.handle.DeploymentHandle) -> None:
+    async def __init__(self, config: WarmrootConfig, _replicas: DeploymentHandle) -> None:
         """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it."""
         self._config = config
         self._client = await ClusterClient.connect(open_bus())
