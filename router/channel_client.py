@@ -89,7 +89,7 @@ class ChannelClient:
     @property
     def connected(self) -> bool:
         """Whether a request can be submitted now."""
-        return self._connection is not None
+        return self._connection is not None and self._connection.alive
 
     def start(self) -> None:
         """Connect in the background."""
@@ -105,7 +105,7 @@ class ChannelClient:
         """Its deltas, once the replica accepted it. Raises what the replica refused it with, or
         ReplicaUnavailableError without a connection.
         """
-        if self._connection is None:
+        if self._connection is None or not self._connection.alive:
             raise ReplicaUnavailableError(f"not connected to {self.info.replica}")
         return await self._connection.submit(request)
 
@@ -152,6 +152,11 @@ class _Connection(asyncio.Protocol):
         self._lost: asyncio.Future[None] = loop.create_future()
         self._heard = loop.time()
         self._reason: WarmrootError | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether what is sent now still has an answer, or a loss, to come."""
+        return not self._lost.done() and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -178,7 +178,7 @@ class Dispatcher:
 
 def _pack(request: GenerateRequest) -> bytes:
     try:
-        return pack_tokens([*request.prompt_token_ids, *request.output_token_ids])
+        return pack_tokens(request.prompt_token_ids) + pack_tokens(request.output_token_ids)
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"the prompt has a value that is no token id: {error}", param="prompt") from error
 

@@ -45,13 +45,14 @@ class RoutingView:
 
     def candidates(self, tokens: bytes, salt: str, replicas: Iterable[KnownReplica]) -> list[Candidate]:
         """One for each replica; ``tokens`` is the packed prompt, ``salt`` its tenant's."""
-        cached: dict[Prefix, dict[ReplicaId, int]] = {}
+        cached: dict[tuple[bytes, int], dict[ReplicaId, int]] = {}
         candidates: list[Candidate] = []
         for replica in replicas:
-            prefix = prefix_of(replica.info, tokens, salt)
-            if prefix not in cached:
-                cached[prefix] = self._cached(prefix)
-            candidates.append(self._candidate(replica, cached[prefix].get(replica.info.replica, 0)))
+            info = replica.info
+            key = (info.kv_namespace, info.block_size)
+            if key not in cached:
+                cached[key] = self._cached(prefix_of(info, tokens, salt))
+            candidates.append(self._candidate(replica, cached[key].get(info.replica, 0)))
         return candidates
 
     def _cached(self, prefix: Prefix) -> dict[ReplicaId, int]:

@@ -276,7 +276,11 @@ def _delta_to_wire(delta: TokenDelta) -> list[Any]:
 
 
 def _delta_from_wire(wire: list[Any]) -> TokenDelta:
-    if not 3 <= len(wire) <= 9:
+    if len(wire) == 3:  # nearly all of them
+        return TokenDelta(
+            request_id=RequestId(_typed(wire[0], str)), index=_typed(wire[1], int), token_ids=_typed(wire[2], list)
+        )
+    if not 3 < len(wire) <= 9:
         raise WireError(f"a delta of {len(wire)} fields")
     request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs = (
         *wire,

@@ -200,6 +200,18 @@ async def test_streams_fail_when_the_replica_goes_and_the_client_comes_back(serv
     await again.close()
 
 
+async def test_nothing_is_submitted_to_a_connection_that_just_broke(server, service, connect):
+    client = await connect()
+    stream = await client.submit(request())
+    await server.close()
+    with pytest.raises(ReplicaUnavailableError):
+        await anext(stream)
+    # The stream failed in the very turn of the event loop in which the loss came to light.
+    assert not client.connected
+    with pytest.raises(ReplicaUnavailableError):
+        await asyncio.wait_for(client.submit(request("next")), 20)
+
+
 async def test_deltas_that_came_before_the_break_are_still_delivered(server, connect):
     client = await connect()
     stream = await client.submit(request())

@@ -177,7 +177,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.integers(0, 9), st.lists(values, max_size=8))
 def test_random_fields_raise_nothing_else(kind, fields):
     with contextlib.suppress(WireError):
