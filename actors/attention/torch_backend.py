@@ -60,6 +60,8 @@ class TorchAttention:
     name: str = "torch"
     _plans: deque[_Plan] = field(default_factory=lambda: deque(maxlen=16))
     """The last plans: at least one per KV group."""
+    _scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Gathered pages go where the last layer's went: fresh megabytes cost more than the attention itself."""
 
     def append(
         self,
@@ -87,10 +89,10 @@ class TorchAttention:
         """See ``AttentionBackend.forward``."""
         buckets = self._buckets(metadata, k_cache.shape[1], window, q_THD.dtype)
         if len(buckets) == 1 and buckets[0].rows is None:
-            return _attend(q_THD, k_cache, v_cache, buckets[0], scale, softcap)
+            return self._attend(q_THD, k_cache, v_cache, buckets[0], scale, softcap)
         out_THD = torch.empty_like(q_THD)
         for bucket in buckets:
-            out_THD[bucket.rows] = _attend(q_THD[bucket.rows], k_cache, v_cache, bucket, scale, softcap)
+            out_THD[bucket.rows] = self._attend(q_THD[bucket.rows], k_cache, v_cache, bucket, scale, softcap)
         return out_THD
 
     def _buckets(
@@ -102,6 +104,38 @@ class TorchAttention:
         buckets = _buckets(metadata, block_size, window, dtype)
         self._plans.append(_Plan(metadata, window, buckets))
         return buckets
+
+    def _attend(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        bucket: _Bucket,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        num_kv_heads, head_dim = k_cache.shape[2:]
+        num_heads = q_THD.shape[1]
+        k_BKSD = self._gather("k", k_cache, bucket).to(q_THD.dtype)
+        v_BKSD = self._gather("v", v_cache, bucket).to(q_THD.dtype)
+        if bucket.num_queries == 1:
+            # The query heads of a KV head become rows of one product: no key is repeated.
+            q_BKGD = q_THD.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+            out = _scaled_dot_product(q_BKGD, k_BKSD, v_BKSD, bucket, scale, softcap)
+            return out.reshape(q_THD.shape)
+        q_BHQD = q_THD.reshape(-1, bucket.num_queries, num_heads, head_dim).transpose(1, 2)
+        out = _scaled_dot_product(q_BHQD, k_BKSD, v_BKSD, bucket, scale, softcap)
+        return out.transpose(1, 2).reshape(q_THD.shape)
+
+    def _gather(self, name: str, cache: torch.Tensor, bucket: _Bucket) -> torch.Tensor:
+        """[B, K, S, D] view of the bucket's pages, valid until the next gather of that name."""
+        size = len(bucket.blocks) * cache[0].numel()
+        scratch = self._scratch.get(name)
+        if scratch is None or scratch.numel() < size or scratch.dtype != cache.dtype:
+            scratch = self._scratch[name] = torch.empty(size + size // 2, dtype=cache.dtype, device=cache.device)
+        pages = scratch[:size].view(-1, *cache.shape[1:])  # [B * num_blocks, block_size, K, D]
+        torch.index_select(cache, 0, bucket.blocks, out=pages)
+        return pages.view(bucket.size, -1, *cache.shape[2:])[:, : bucket.num_keys].transpose(1, 2)
 
 
 def _buckets(metadata: AttentionMetadata, block_size: int, window: int | None, dtype: torch.dtype) -> list[_Bucket]:
@@ -160,33 +194,6 @@ def _bucket(
         return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal)
     bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
     return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False)
-
-
-def _attend(
-    q_THD: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    bucket: _Bucket,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    num_heads = q_THD.shape[1]
-    k_BKSD = _gather(k_cache, bucket, q_THD.dtype)
-    v_BKSD = _gather(v_cache, bucket, q_THD.dtype)
-    if bucket.num_queries == 1:
-        # The query heads of a KV head become rows of one product: no key is repeated.
-        q_BKGD = q_THD.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        out = _scaled_dot_product(q_BKGD, k_BKSD, v_BKSD, bucket, scale, softcap)
-        return out.reshape(q_THD.shape)
-    q_BHQD = q_THD.reshape(-1, bucket.num_queries, num_heads, head_dim).transpose(1, 2)
-    out = _scaled_dot_product(q_BHQD, k_BKSD, v_BKSD, bucket, scale, softcap)
-    return out.transpose(1, 2).reshape(q_THD.shape)
-
-
-def _gather(cache: torch.Tensor, bucket: _Bucket, dtype: torch.dtype) -> torch.Tensor:
-    pages = cache.index_select(0, bucket.blocks)  # [B * num_blocks, block_size, K, D]
-    return pages.view(bucket.size, -1, *cache.shape[2:])[:, : bucket.num_keys].transpose(1, 2).to(dtype)
 
 
 def _scaled_dot_product(
