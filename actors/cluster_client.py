@@ -1,6 +1,7 @@
 """A way into a running cluster, for an ingress or for any process in Ray: the frontend over a dispatcher."""
 
 import asyncio
+import random
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
@@ -33,8 +34,14 @@ class ClusterClient:
         membership = Membership(bus, card.token)
         dispatcher = Dispatcher(membership, make_policy(card.routing_policy))
         tokenizer = Tokenizer.from_dict(card.tokenizer)
+        draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
         frontend = Frontend(
-            dispatcher, tokenizer, model=card.model, max_model_len=card.max_model_len, vocab_size=card.vocab_size
+            dispatcher,
+            tokenizer,
+            model=card.model,
+            max_model_len=card.max_model_len,
+            vocab_size=card.vocab_size,
+            new_seed=lambda: draws.getrandbits(63),
         )
         await membership.start()
         return cls(card, membership, dispatcher, frontend)

@@ -23,6 +23,9 @@ from .runner.runner import ModelRunner
 WEIGHTS_VERSION = "0"
 """Of the weights as they were loaded; an update of the weights moves the namespace of the cache on."""
 
+MAX_DECODE_DELAY_S = 0.25
+MIN_CHUNK = 32
+
 Report = Callable[[str, int, int], None]
 """Told (stage, bytes done, bytes in all) while a model loads."""
 
@@ -80,7 +83,7 @@ class EngineHost:
             max_model_len=self.max_model_len,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_prefill_chunk=scheduler.max_prefill_chunk,
+            max_prefill_chunk=scheduler.max_prefill_chunk or self._chunk(),
             max_num_queued_reqs=scheduler.max_num_queued_reqs,
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
             eos_token_ids=self.runner.eos_token_ids,
@@ -88,6 +91,10 @@ class EngineHost:
         )
         engine = Engine(self.runner, settings, time.monotonic, self.namespace)
         return LocalEngine(engine, self.runner, on_deltas, on_events)
+
+    def _chunk(self) -> int:
+        """Prompt tokens that running decodes can wait for."""
+        return max(MIN_CHUNK, int(self.calibration.prefill_tokens_per_s * MAX_DECODE_DELAY_S))
 
     def describe(self, replica: ReplicaId, epoch: Epoch, address: str, *, node: str, pid: int) -> ReplicaInfo:
         """What the replica announces on the bus."""
@@ -120,6 +127,7 @@ class EngineHost:
             vocab_size=self.runner.decoder.spec.vocab_size,
             token=token,
             routing_policy=self.config.routing.routing_policy,
+            seed=model.seed,
         )
 
 

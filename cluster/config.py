@@ -99,7 +99,7 @@ class SchedulerConfig(Section):
     max_num_batched_tokens: int = Field(2048, ge=1)
     """Tokens computed in one step."""
     max_prefill_chunk: int | None = Field(None, ge=1)
-    """Prompt tokens computed in one step while others decode; bounds inter-token latency. Default: no bound."""
+    """Prompt tokens computed in one step while others decode. Default: what takes a quarter of a second."""
     max_num_queued_reqs: int = Field(1024, ge=1)
     """Waiting requests per replica beyond which new ones get 429."""
 
@@ -138,15 +138,9 @@ class ServerConfig(Section):
     """Path under which a proxy serves the API."""
     allowed_origins: Names = ("*",)
     """Web pages of these origins may call the API (CORS)."""
-    request_timeout_s: float = Field(600.0, gt=0)
-    """Seconds until a request that is not done is given up."""
-    queue_timeout_s: float = Field(120.0, gt=0)
-    """Seconds a request may wait for its first token."""
 
     def problem(self) -> tuple[str, str] | None:
         """See Section."""
-        if self.queue_timeout_s > self.request_timeout_s:
-            return "queue_timeout_s", f"{self.queue_timeout_s:g} exceeds request_timeout_s ({self.request_timeout_s:g})"
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             return "root_path", f"{self.root_path!r} must start with / and must not end with it"
         if any(not key.get_secret_value() for key in self.api_key):

@@ -128,3 +128,5 @@ class ModelCard:
     token: str
     """Secret of the channels: whoever may read the bus may submit."""
     routing_policy: str
+    seed: int | None = None
+    """Base of the seeds of requests that bring none; None: random."""

@@ -71,7 +71,7 @@ def test_secrets_are_not_shown():
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching: should be a valid boolean, not 'no'"),
         ({"served_model_name": ["a", 1]}, "served_model_name: [1] should be a valid string, not 1"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory: 'lots' is not a size such as 2GiB, 512MB or 1000000"),
-        ({"request_timeout_s": float("nan")}, "request_timeout_s: should be greater than 0, not nan"),
+        ({"num_cpus": float("nan")}, "num_cpus: should be greater than 0, not nan"),
         (
             {"num_kv_blocks": 10, "kv_cache_memory": "1GiB"},
             "num_kv_blocks: give either num_kv_blocks or kv_cache_memory, not both",
@@ -81,7 +81,6 @@ def test_secrets_are_not_shown():
             "max_num_batched_tokens: 8 is less than max_num_seqs (256):"
             " a step must have room for one token of every sequence",
         ),
-        ({"queue_timeout_s": 700}, "queue_timeout_s: 700 exceeds request_timeout_s (600)"),
         ({"root_path": "api"}, "root_path: 'api' must start with / and must not end with it"),
         ({"api_key": ""}, "api_key: a key must not be empty"),
         (
