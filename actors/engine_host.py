@@ -58,6 +58,7 @@ class EngineHost:
                 num_kv_blocks=cache.num_kv_blocks,
                 kv_cache_memory=cache.kv_cache_memory,
                 gpu_memory_utilization=cache.gpu_memory_utilization,
+                num_sharers=config.deploy.num_replicas,
             ),
             max_model_len=model.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,

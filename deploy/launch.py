@@ -14,6 +14,9 @@ from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
 from ..actors.embedded_bus import StartupNote, find_bus, open_bus
+from ..actors.models.loader import read_spec
+from ..actors.models.source import resolve_model
+from ..actors.runner.load import model_len
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from .app import APP_NAME, build_app, replica_threads
@@ -35,6 +38,9 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     check_port(server.host, server.port)
     display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
     with display:
+        if deploy.ray_address is None:
+            display.stage(f"finding {config.model.model}")
+            _check_model(config)
         display.stage("starting Ray")
         wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
         started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted)
@@ -81,6 +87,12 @@ def serve(config: WarmrootConfig) -> int:
         handle.close()
         shutdown()
     return 0
+
+
+def _check_model(config: WarmrootConfig) -> None:
+    """Download it if it must be, and refuse what cannot be served before Ray starts."""
+    model = config.model
+    model_len(read_spec(resolve_model(model.model, model.revision)), model.max_model_len)
 
 
 def endpoint(config: WarmrootConfig) -> str:

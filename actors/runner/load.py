@@ -27,6 +27,8 @@ class KvMemoryConfig(NamedTuple):
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
+    num_sharers: int = 1
+    """Replicas that may share the machine's RAM."""
 
 
 def default_device() -> torch.device:
@@ -78,6 +80,6 @@ def _num_blocks(
 ) -> int:
     if kv.kv_cache_memory is not None:
         return kv_blocks_for(decoder.spec, kv.kv_cache_memory, layout, dtype)
-    memory = available_bytes(decoder.device, kv.gpu_memory_utilization)
+    memory = available_bytes(decoder.device, kv.gpu_memory_utilization, kv.num_sharers)
     most = _CACHE_FACTOR * useful_blocks(layout, length, max_num_seqs)
     return min(most, kv_blocks_for(decoder.spec, memory, layout, dtype))

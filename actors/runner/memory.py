@@ -9,8 +9,8 @@ from ...cluster.errors import ConfigError
 from ...cluster.kv_layout import KvLayout
 from ...cluster.model_spec import ModelSpec
 
-_HOST_SHARE = 0.4
-"""Of the free RAM: weights are loaded by then, but other replicas may follow."""
+_HOST_SHARE = 0.5
+"""Of the free RAM: weights are loaded by then, but the machine has other things to do."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -38,12 +38,12 @@ def useful_blocks(layout: KvLayout, max_model_len: int, max_num_seqs: int) -> in
     return 1 + max_num_seqs * sum(layout.blocks_for(group, max_model_len) for group in groups)
 
 
-def available_bytes(device: torch.device, gpu_memory_utilization: float = 0.9) -> int:
+def available_bytes(device: torch.device, gpu_memory_utilization: float = 0.9, num_sharers: int = 1) -> int:
     """What KV may take when nothing is said: a share of the free RAM, or what utilisation leaves of the GPU."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, free - int(total * (1 - gpu_memory_utilization)))
-    return int(_free_ram() * _HOST_SHARE)
+    return int(_free_ram() * _HOST_SHARE / num_sharers)
 
 
 def _free_ram() -> int:
