@@ -9,10 +9,13 @@ _SERVE_REPLICA = re.compile(r"ServeReplica:[^:]*:(\w+)")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds_by_role(root: int) -> dict[str, float]:
-    """User and system seconds of all living descendants of process ``root``, summed by role; itself left out."""
+def cpu_seconds_by_role(root: int, leave_out: int | None = None) -> dict[str, float]:
+    """User and system seconds of all living descendants of process ``root``, summed by role.
+
+    Itself does not count, nor does child ``leave_out`` with its own descendants.
+    """
     seconds: dict[str, float] = {}
-    for pid in _descendants(root):
+    for pid in _descendants(root, leave_out):
         try:
             role, used = role_of(_command(pid)), _cpu_seconds(pid)
         except OSError:  # it has just ended
@@ -34,7 +37,7 @@ def role_of(command: str) -> str:
     return "ray"
 
 
-def _descendants(root: int) -> Iterator[int]:
+def _descendants(root: int, leave_out: int | None) -> Iterator[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,6 +49,8 @@ def _descendants(root: int) -> Iterator[int]:
     waiting = list(children.get(root, ()))
     while waiting:
         pid = waiting.pop()
+        if pid == leave_out:
+            continue
         yield pid
         waiting += children.get(pid, ())
 

@@ -18,6 +18,9 @@ from .metrics import Bar, Summary
 
 _CPU_FLAGS = ("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp")
 
+_WIDTH = 110
+"""Columns where there is no terminal."""
+
 
 def machine_facts() -> dict[str, Any]:
     """What the figures depend on."""
@@ -52,7 +55,8 @@ class Report:
     """Collects a benchmark's result while it prints tables. With ``json_only`` the tables go to stderr."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], *, json_only: bool) -> None:
-        self.console = Console(file=sys.stderr if json_only else sys.stdout, highlight=False)
+        output = sys.stderr if json_only else sys.stdout
+        self.console = Console(file=output, highlight=False, width=None if output.isatty() else _WIDTH)
         self.result: dict[str, Any] = {"bench": name, "parameters": dict(parameters), "machine": machine_facts()}
         self._bars: dict[str, Bar] = {}
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -51,8 +52,9 @@ OUTPUT_TOKENS = LengthRange(64, 128)
 
 
 def sentences(rng: random.Random) -> Iterator[str]:
-    """English that a tokenizer splits as it splits any prose; no two streams begin alike."""
-    yield f"Record {rng.randrange(10**9):,}, page {rng.randrange(10**6)}."
+    """English that a tokenizer splits as it splits any prose; streams differ from their first token on."""
+    name = "".join(rng.choices(string.ascii_lowercase, k=8)).capitalize()
+    yield f"{name}, page {rng.randrange(10**6)}."
     while True:
         parts = (rng.choice(words) for words in (_SUBJECTS, _VERBS, _OBJECTS, _TAILS))
         yield " " + " ".join(parts).capitalize() + rng.choice((".", ".", ";", f", in {rng.randint(1790, 2020)}."))

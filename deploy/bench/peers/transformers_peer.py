@@ -1,5 +1,6 @@
 """Hugging Face transformers: fp32, static batches with left padding, one greedy token per step."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,9 @@ class TransformersBackend:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        warnings.simplefilter("ignore")
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[settings["dtype"]]
         self._model = transformers.AutoModelForCausalLM.from_pretrained(settings["model_dir"], dtype=dtype).eval()
         self._waiting: list[tuple[int, Job]] = []
