@@ -26,6 +26,7 @@ class Ingress:
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,
             root_path=server.root_path,
+            sends_request_id=False,
         )
         names = self._config.model.names
         return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client.dispatcher)

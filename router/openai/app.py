@@ -71,7 +71,7 @@ def _middleware(service: Service) -> list[Middleware]:
     """From the outside in."""
     settings = service.settings
     return [
-        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, root_path=settings.root_path),
+        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, settings=settings),
         Middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,

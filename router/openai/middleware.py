@@ -34,19 +34,19 @@ class RequestBoundary:
     """Gives each request an id and a clock, and turns a bug into a 500 that says nothing but the id."""
 
     def __init__(
-        self, app: ASGIApp, *, new_id: Callable[[], str], clock: Callable[[], float], root_path: str = ""
+        self, app: ASGIApp, *, settings: ApiSettings, new_id: Callable[[], str], clock: Callable[[], float]
     ) -> None:
         self.app = app
+        self._settings = settings
         self._new_id = new_id
         self._clock = clock
-        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if self._root_path:
-            scope["root_path"] = self._root_path
+        if self._settings.root_path:
+            scope["root_path"] = self._settings.root_path
         started = self._clock()
         request_id = client_request_id(Headers(scope=scope).get("x-request-id")) or self._new_id()
         state = scope.setdefault("state", {})
@@ -58,7 +58,8 @@ class RequestBoundary:
             if message["type"] == "http.response.start":
                 responding = True
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = state["request_id"]  # the body may have named it
+                if self._settings.sends_request_id:
+                    headers["x-request-id"] = state["request_id"]  # the body may have named it
                 headers["openai-processing-ms"] = str(round((self._clock() - started) * 1000))
             await send(message)
 

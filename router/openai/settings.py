@@ -25,6 +25,8 @@ class ApiSettings(BaseModel):
     """A larger request body is refused with 413."""
     allowed_origins: tuple[str, ...] = ("*",)
     """Web pages of these origins may call the API (CORS)."""
+    sends_request_id: bool = True
+    """False where the server in front answers with ``x-request-id`` by itself, as Ray Serve does."""
     root_path: str = ""
     """Path under which a proxy serves the API."""
     keep_alive_s: float = Field(default=15.0, gt=0)
