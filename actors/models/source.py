@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 from huggingface_hub import errors as hub_errors
 from huggingface_hub import snapshot_download
 
@@ -71,7 +72,7 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
         raise ModelLoadError(f"{name} has no revision {revision}") from error
     except hub_errors.RepositoryNotFoundError as error:
         raise ModelLoadError(f"{name} is not on the hub, or it is private and no token is set (HF_TOKEN)") from error
-    except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled, OSError) as error:
+    except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
         raise ModelLoadError(
             f"{name} is not in the local hub cache and the hub cannot be reached; give a local folder, a .gguf file "
             f"or '{PACKAGED}': {error}"
