@@ -1,5 +1,6 @@
 """Checkpoints in GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), dequantised on read."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.errors import ModelLoadError
+from ...router.gguf_metadata import read_gguf_header
 from .tensors import Shape
 
 _READABLE = (
@@ -54,18 +56,17 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError) as error:
-            raise ModelLoadError(f"{path}: cannot be read as GGUF: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        header = read_gguf_header(path)
+        self._metadata = header.metadata
+        self._tensors = header.tensors
+        self._data = numpy.memmap(path, mode="r")
         self._sandwich = "blk.0.post_ffw_norm.weight" in self._tensors
         self._architecture = str(self._field("general.architecture"))
 
     @property
     def dtype(self) -> torch.dtype:
         """See ``WeightSource.dtype``."""
-        return _FLOATS.get(self._tensors["blk.0.attn_q.weight"].tensor_type, torch.float16)
+        return _FLOATS.get(Storage(self._tensors["blk.0.attn_q.weight"].storage), torch.float16)
 
     @property
     def tensor_names(self) -> frozenset[str]:
@@ -74,12 +75,12 @@ class GgufSource:
 
     def metadata(self) -> dict[str, Any]:
         """All key-value pairs of the file."""
-        return {key: field.contents() for key, field in self._reader.fields.items()}
+        return self._metadata
 
     def frequency_factors(self) -> tuple[float, ...]:
         """Llama 3's rope scaling, which files of that family hold as a tensor; empty elsewhere."""
-        tensor = self._tensors.get("rope_freqs.weight")
-        return () if tensor is None else tuple(tensor.data.astype(float).tolist())
+        name = "rope_freqs.weight"
+        return tuple(self._values(name).astype(float).tolist()) if name in self._tensors else ()
 
     def where(self, name: str) -> str:
         """See ``WeightSource.where``."""
@@ -88,22 +89,31 @@ class GgufSource:
     def shape(self, name: str) -> Shape | None:
         """See ``WeightSource.shape``."""
         tensor = self._tensors.get(self._stored(name))
-        return None if tensor is None else tuple(int(size) for size in reversed(tensor.shape))
+        return None if tensor is None else tensor.shape
 
     def read(self, name: str) -> torch.Tensor:
         """See ``WeightSource.read``."""
         stored = self._stored(name)
-        tensor = self._tensors[stored]
-        if tensor.tensor_type not in _READABLE:
+        storage = self._tensors[stored].storage
+        if storage not in _READABLE:
             raise ModelLoadError(
-                f"{self.where(name)}: tensor {name} is stored as {tensor.tensor_type.name}, "
-                f"expected one of {', '.join(storage.name for storage in _READABLE)}"
+                f"{self.where(name)}: tensor {name} is stored as {_storage_name(storage)}, "
+                f"expected one of {', '.join(readable.name for readable in _READABLE)}"
             )
-        values = numpy.require(gguf.dequantize(tensor.data, tensor.tensor_type), requirements="W")
-        weight = torch.from_numpy(values).view(self.shape(name) or ())
+        weight = torch.from_numpy(self._values(stored))
         if self._architecture == "llama" and any(part in stored for part in _PERMUTED):
             return self._unpermute(weight, is_query="attn_q." in stored)
         return weight
+
+    def _values(self, stored: str) -> numpy.ndarray:
+        """A tensor's values as floats, writable."""
+        tensor = self._tensors[stored]
+        storage = Storage(tensor.storage)
+        rows = gguf.quant_shape_to_byte_shape(tensor.shape, storage)
+        data = self._data[tensor.offset : tensor.offset + math.prod(rows)]
+        if data.size != math.prod(rows):
+            raise ModelLoadError(f"{self._path}: ends inside the tensor {stored}")
+        return numpy.require(gguf.dequantize(data.reshape(rows), storage), requirements="W")
 
     def _unpermute(self, weight: torch.Tensor, *, is_query: bool) -> torch.Tensor:
         """Rows of a head as halves: the converter of llama files interleaves them for ggml's rotary kernel."""
@@ -113,8 +123,7 @@ class GgufSource:
         return weight.unflatten(0, (int(heads), -1, 2)).transpose(1, 2).flatten(0, 2)
 
     def _field(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        return self._metadata.get(key, default)
 
     def _stored(self, name: str) -> str:
         module, _, kind = name.rpartition(".")
@@ -123,3 +132,7 @@ class GgufSource:
         _, _, layer, part = module.split(".", 3)
         names = _SANDWICH_LAYER if self._sandwich else _LAYER
         return f"blk.{layer}.{names[part]}.{kind}"
+
+
+def _storage_name(storage: int) -> str:
+    return Storage(storage).name if storage in list(Storage) else f"type {storage}"
