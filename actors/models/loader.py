@@ -54,7 +54,7 @@ def load_model(path: Path, *, dtype: str, device: torch.device, progress: Progre
         spec,
         Weights(source, wanted_tensors(spec), progress),
         method,
-        make_backend(device),
+        make_backend(device, activations),
         dtype=activations,
         table_dtype=torch.float16 if packed else chosen,
         device=device,

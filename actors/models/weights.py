@@ -9,7 +9,7 @@ from ...cluster.errors import ModelLoadError
 from .tensors import Shape
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+"""Called with (bytes done, bytes in all), counted as float32."""
 
 
 class WeightSource(Protocol):

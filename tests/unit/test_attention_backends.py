@@ -169,6 +169,11 @@ def test_make_backend_picks_torch_on_a_cpu():
     assert make_backend(torch.device("cpu")).name == "torch"
 
 
+def test_make_backend_picks_flash_for_half_precision_on_cuda(kernels):
+    assert make_backend(torch.device("cuda"), torch.bfloat16).name == "flash"
+    assert make_backend(torch.device("cuda"), torch.float32).name == "torch"
+
+
 def test_flash_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm_flash_attn", None)
     with pytest.raises(ConfigError, match=r"warmroot\[gpu\]"):
