@@ -25,11 +25,13 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     cost.
     """
     tiles = F.pad(weights, (0, -weights.shape[1] % _TILE)).view(len(weights), -1, _TILE)
-    tile_sums = tiles.sum(2).cumsum(1, dtype=torch.float64)
+    # Rows where everything is masked are NaN: they give token 0 instead of ending the whole batch.
+    tile_sums = tiles.sum(2).nan_to_num_(0.0).cumsum(1, dtype=torch.float64)
     target = uniforms[:, None] * tile_sums[:, -1:]
     tile = _find(tile_sums, target)
     before = F.pad(tile_sums, (1, 0)).gather(1, tile)
-    inside = tiles.gather(1, tile[..., None].expand(-1, -1, _TILE)).squeeze(1).cumsum(1, dtype=torch.float64)
+    chosen = tiles.gather(1, tile[..., None].expand(-1, -1, _TILE)).squeeze(1)
+    inside = chosen.nan_to_num_(0.0).cumsum(1, dtype=torch.float64)
     return (tile * _TILE + _find(inside, target - before)).flatten()
 
 
