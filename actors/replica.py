@@ -6,6 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -33,20 +34,24 @@ class Replica:
         self._bus = open_bus()
         self._loop = asyncio.get_running_loop()
         self._plain: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
+        self._exits = AsyncExitStack()
         try:
             self._host = await asyncio.to_thread(EngineHost.load, config, self._report)
         except WarmrootError as error:
             await self._bus.report(self._id, StartupNote(stage="failed", failed=error.message))
             raise
         self._channel = ChannelServer(self, token)
+        self._exits.push_async_callback(self._channel.close)
         address = await self._channel.start(ray.util.get_node_ip_address())
         self.info: ReplicaInfo = self._host.describe(
             self._id, Epoch(time.time_ns()), address, node=ray.get_runtime_context().get_node_id(), pid=os.getpid()
         )
         self._publisher = EventPublisher(self._bus, self.info, self._snapshot)
         self._engine = self._host.start(self._on_deltas, self._on_events)
+        self._exits.callback(self._engine.close)
         await self._bus.put_card(self._host.card(token))
         await self._publisher.start()
+        self._exits.push_async_callback(self._publisher.close)
         await self._bus.report(self._id, StartupNote(stage="ready"))
 
     def load(self) -> Load:
@@ -95,9 +100,8 @@ class Replica:
             raise EngineError("the engine has failed; see the replica's log")
 
     async def __del__(self) -> None:
-        await self._publisher.close()
-        await self._channel.close()
-        self._engine.close()
+        """Called by Serve when it stops the replica: leave the bus, end the engine, then cut the connections."""
+        await self._exits.aclose()
 
     async def _snapshot(self) -> list[KvEvent]:
         return await asyncio.wrap_future(self._engine.snapshot())
