@@ -11,6 +11,7 @@ from ..actors.cluster_client import ClusterClient
 from ..actors.embedded_bus import find_bus
 from ..cluster.errors import ConfigError, ReplicaUnavailableError
 from ..cluster.sampling_params import SamplingParams
+from ..router.openai.cluster_state import ReplicaStatus
 from ..router.output import OutputDelta, RequestOutput
 from .background_loop import BackgroundLoop
 from .local_ray import RAY_NAMESPACE
@@ -34,6 +35,10 @@ class Handle:
     def model(self) -> str:
         """Name of the served model."""
         return self._client.card.model
+
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """Every replica that this handle knows of, with its state and its latest load."""
+        return self._loop.run(self._replicas())
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
         """The whole output. ``options``: ``priority`` (lower runs first), ``cache_salt``, ``request_id``."""
@@ -67,6 +72,9 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _replicas(self) -> Sequence[ReplicaStatus]:
+        return self._client.dispatcher.replicas()
 
     async def _generate(self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> RequestOutput:
         token_ids = self._tokens(prompt)
