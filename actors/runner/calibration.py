@@ -27,29 +27,21 @@ def calibrate(executor: Executor, *, max_tokens: int = 256) -> Calibration:
 
     Writes to the executor's pages, so do it before an engine uses them. Raises RuntimeError when a step fails.
     """
-    length = min(max_tokens, _longest(executor) - _NUM_DECODES - 1)
-    length = max(1, length)
-    _timed(executor, _prefill(executor.layout, 1, length))
-    prefill_s = _timed(executor, _prefill(executor.layout, 2, length))
-    decodes = [_timed(executor, _decode(executor.layout, 3 + i, length + i)) for i in range(_NUM_DECODES)]
-    executor.submit(StepPlan(step=0, finished=(_ID,)))
+    layout = executor.layout
+    blocks = min(-(-(max_tokens + 1) // layout.block_size), (executor.num_blocks - 1) // len(layout.groups))
+    length = min(max_tokens, max(1, blocks * layout.block_size - 1))
+    _timed(executor, _prefill(layout, 1, length, blocks))
+    prefill_s = _timed(executor, _prefill(layout, 2, length, blocks))
+    # The same position again and again: it costs what the next ones would.
+    position = min(length, blocks * layout.block_size - 1)
+    decodes = [_timed(executor, _decode(3 + index, position)) for index in range(_NUM_DECODES)]
+    executor.submit(StepPlan(step=3 + _NUM_DECODES, finished=(_ID,)))
     executor.result()
     return Calibration(length / prefill_s, sorted(decodes)[_NUM_DECODES // 2])
 
 
-def _longest(executor: Executor) -> int:
-    """Tokens of a sequence that has all pages, none given back behind windows."""
-    layout = executor.layout
-    return (executor.num_blocks - 1) // len(layout.groups) * layout.block_size
-
-
-def _blocks(layout: KvLayout, first: int, last: int) -> tuple[list[BlockId], ...]:
-    """Per group, its own pages for the blocks ``first`` to ``last``."""
+def _prefill(layout: KvLayout, step: int, length: int, blocks: int) -> StepPlan:
     groups = len(layout.groups)
-    return tuple([BlockId(1 + index * groups + group) for index in range(first, last)] for group in range(groups))
-
-
-def _prefill(layout: KvLayout, step: int, length: int) -> StepPlan:
     new = NewSequence(
         request_id=_ID,
         token_ids=[0] * length,
@@ -57,21 +49,17 @@ def _prefill(layout: KvLayout, step: int, length: int) -> StepPlan:
         params=SamplingParams(temperature=0.0),
         seed=0,
         num_computed=0,
-        block_tables=_blocks(layout, 0, -(-length // layout.block_size)),
+        block_tables=tuple([BlockId(1 + index * groups + group) for index in range(blocks)] for group in range(groups)),
     )
-    return StepPlan(step=step, finished=(_ID,), new=(new,), sequences=(_advance(0, length, ()),))
+    return StepPlan(step=step, finished=(_ID,), new=(new,), sequences=(_advance(0, length),))
 
 
-def _decode(layout: KvLayout, step: int, position: int) -> StepPlan:
-    block, offset = divmod(position, layout.block_size)
-    new_blocks = () if offset else _blocks(layout, block, block + 1)
-    return StepPlan(step=step, sequences=(_advance(position, 1, new_blocks),))
+def _decode(step: int, position: int) -> StepPlan:
+    return StepPlan(step=step, sequences=(_advance(position, 1),))
 
 
-def _advance(num_computed: int, num_tokens: int, new_blocks: tuple[list[BlockId], ...]) -> SequenceStep:
-    return SequenceStep(
-        request_id=_ID, num_computed=num_computed, num_tokens=num_tokens, samples=True, new_blocks=new_blocks
-    )
+def _advance(num_computed: int, num_tokens: int) -> SequenceStep:
+    return SequenceStep(request_id=_ID, num_computed=num_computed, num_tokens=num_tokens, samples=True, new_blocks=())
 
 
 def _timed(executor: Executor, plan: StepPlan) -> float:
