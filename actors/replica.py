@@ -28,8 +28,12 @@ from .event_publisher import EventPublisher
 class Replica:
     """Serve deployment of one model. Requests come over the channel; ``generate`` serves plain Serve handles."""
 
-    async def __init__(self, config: WarmrootConfig, token: str) -> None:
-        """Load, warm up, listen, announce. ``token`` is the secret that opens the channel."""
+    async def __init__(self, config: WarmrootConfig, token: str, channel_host: str | None = None) -> None:
+        """Load, warm up, listen, announce.
+
+        ``token`` is the secret that opens the channel; ``channel_host`` where it listens, by default at the address
+        by which other nodes know this one.
+        """
         self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
         self._bus = open_bus()
         self._loop = asyncio.get_running_loop()
@@ -42,7 +46,7 @@ class Replica:
             raise
         self._channel = ChannelServer(self, token)
         self._exits.push_async_callback(self._channel.close)
-        address = await self._channel.start(ray.util.get_node_ip_address())
+        address = await self._channel.start(channel_host or ray.util.get_node_ip_address())
         self.info: ReplicaInfo = self._host.describe(
             self._id, Epoch(time.time_ns()), address, node=ray.get_runtime_context().get_node_id(), pid=os.getpid()
         )

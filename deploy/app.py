@@ -18,8 +18,11 @@ GRACE_S = 20
 """Seconds that open streams get when Serve stops an actor."""
 
 
-def build_app(config: WarmrootConfig) -> serve.Application:
-    """Replicas and ingresses as ``config`` asks for; run it with ``serve.run`` or name it in a Serve config."""
+def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.Application:
+    """Replicas and ingresses as ``config`` asks for; run it with ``serve.run`` or name it in a Serve config.
+
+    ``single_node`` keeps the replicas' channels on loopback: no other machine will ever need them.
+    """
     threads = replica_threads(config)
     replicas = _deployment(
         Replica,
@@ -43,7 +46,8 @@ def build_app(config: WarmrootConfig) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=GRACE_S,
     )
-    return ingress.bind(config, replicas.bind(config, secrets.token_hex(16)))
+    channel_host = "127.0.0.1" if single_node else None
+    return ingress.bind(config, replicas.bind(config, secrets.token_hex(16), channel_host))
 
 
 def _deployment(body: Any, **options: Any) -> serve.Deployment:

@@ -1,5 +1,6 @@
 """Brings a cluster up, shows how far it is, and takes it down again."""
 
+import logging
 import signal
 import threading
 import time
@@ -36,6 +37,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     config = WarmrootConfig.of(config, **keys) if isinstance(config, str) else config
     server, deploy = config.server, config.deploy
     check_port(server.host, server.port)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the display says what matters
     display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
     with display:
         if deploy.ray_address is None:
@@ -49,7 +51,8 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             open_bus()
             location = "HeadOnly" if started_ray else "EveryNode"
             ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
-            target = ray_serve.RunTarget(target=build_app(config), name=APP_NAME, route_prefix=server.root_path or "/")
+            app = build_app(config, single_node=started_ray)
+            target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
             ray_serve.run_many([target], wait_for_applications_running=False)
             _wait_until_running(display)
         except BaseException as error:

@@ -27,15 +27,14 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     sizes = QUICK if options.quick else FULL
     options.max_model_len = -(-sizes.longest // 64) * 64
-    report = Report("engine", vars(options), json_only=options.json)
-    with ExitStack() as stack:
+    with Report("engine", vars(options), json_only=options.json) as report, ExitStack() as stack:
         model = resolve_model(options.model)
         scratch = Path(options.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroot-bench-")))
         scratch.mkdir(parents=True, exist_ok=True)
         workloads = Workloads(Tokenizer.from_path(model).encode, options.seed)
         entries = lineup(options, model, scratch)
         _Run(options, sizes, report, workloads, entries).all(stack)
-    status = report.finish()
+        status = report.finish()
     return 0 if options.quick else status
 
 

@@ -29,7 +29,13 @@ IN_PROCESS, SERVED = "in process", "over HTTP"
 def main(argv: Sequence[str]) -> int:
     """Measure and report. Returns 1 if a bar does not hold (never with ``--quick``)."""
     options = _parse(argv)
-    report = Report("overhead", vars(options), json_only=options.json)
+    with Report("overhead", vars(options), json_only=options.json) as report:
+        _compare(options, report)
+        status = report.finish()
+    return 0 if options.quick else status
+
+
+def _compare(options: Namespace, report: Report) -> None:
     limits = {"max_model_len": 1024, "max_num_seqs": max(32, options.streams), "num_kv_blocks": _NUM_BLOCKS}
     model = resolve_model(options.model)
     with ExitStack() as stack:
@@ -44,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
         report.result["engine"] = engine.facts
         workloads = Workloads(Tokenizer.from_path(model).encode, options.seed)
         asyncio.run(_measure(options, report, workloads, engine, url))
-    status = report.finish()
-    return 0 if options.quick else status
 
 
 def _parse(argv: Sequence[str]) -> Namespace:

@@ -6,9 +6,11 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import asdict, is_dataclass
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -52,13 +54,28 @@ def _version(package: str) -> str | None:
 
 
 class Report:
-    """Collects a benchmark's result while it prints tables. With ``json_only`` the tables go to stderr."""
+    """Collects a benchmark's result while it prints tables; a context manager.
+
+    With ``json_only`` the tables, and whatever else is printed until it is closed, go to stderr.
+    """
 
     def __init__(self, name: str, parameters: Mapping[str, Any], *, json_only: bool) -> None:
         output = sys.stderr if json_only else sys.stdout
+        self._stdout = sys.stdout
+        self._redirection = redirect_stdout(output)
         self.console = Console(file=output, highlight=False, width=None if output.isatty() else _WIDTH)
         self.result: dict[str, Any] = {"bench": name, "parameters": dict(parameters), "machine": machine_facts()}
         self._bars: dict[str, Bar] = {}
+
+    def __enter__(self) -> "Report":
+        # Ray prints what its processes say on the driver's stdout.
+        self._redirection.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._redirection.__exit__(kind, error, trace)
 
     def note(self, text: str) -> None:
         """One line about what goes on."""
@@ -68,7 +85,7 @@ class Report:
         """Print a table: names left, figures right."""
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(columns):
-            table.add_column(column, justify="right" if number else "left")
+            table.add_column(column, justify="right" if number else "left", no_wrap=not number)
         for row in rows:
             table.add_row(*row)
         self.console.print(table)
@@ -91,7 +108,7 @@ class Report:
             ]
             self.table("Bars", ("", "value", "bound", "holds"), rows)
         self.result["bars"] = {name: bar.to_json() for name, bar in self._bars.items()}
-        print(json.dumps(_plain(self.result), separators=(",", ":")), flush=True)
+        print(json.dumps(_plain(self.result), separators=(",", ":")), file=self._stdout, flush=True)
         return 0 if all(bar.ok for bar in self._bars.values()) else 1
 
 

@@ -48,12 +48,12 @@ SYSTEMS = (WARM, ROUND_ROBIN, ONE)
 def main(argv: Sequence[str]) -> int:
     """Measure and report. Returns 1 if a bar does not hold (never with ``--quick``)."""
     options = _parse(argv)
-    report = Report("routing", vars(options), json_only=options.json)
-    bench = _RoutingBench(options, report)
-    for number in range(options.repeats):
-        bench.round(number)
-    bench.summarize()
-    status = report.finish()
+    with Report("routing", vars(options), json_only=options.json) as report:
+        bench = _RoutingBench(options, report)
+        for number in range(options.repeats):
+            bench.round(number)
+        bench.summarize()
+        status = report.finish()
     return 0 if options.quick else status
 
 
