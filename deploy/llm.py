@@ -13,7 +13,7 @@ from rich.text import Text
 from ..actors.engine_host import EngineHost
 from ..actors.local_engine import LocalGenerator
 from ..cluster.config import CacheConfig, ModelConfig, SchedulerConfig, WarmrootConfig
-from ..cluster.errors import ConfigError, InvalidRequestError
+from ..cluster.errors import ConfigError, EngineError, InvalidRequestError
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..cluster.sampling_params import SamplingParams
 from ..router.chat_template import Message
@@ -111,6 +111,8 @@ class LLM:
             )
 
     def _run(self, token_ids: list[list[int]], params: Params) -> list[RequestOutput]:
+        if self._loop.loop.is_closed():
+            raise EngineError("this LLM is closed")
         each = _params(params, len(token_ids))
         with Progress(
             TextColumn("{task.description}"),
