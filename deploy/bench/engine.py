@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     sizes = QUICK if options.quick else FULL
     options.max_model_len = -(-sizes.longest // 64) * 64
+    options.max_num_seqs = max(*options.streams, sizes.shared_requests, sizes.zero_hit_requests)
     with Report("engine", vars(options), json_only=options.json) as report, ExitStack() as stack:
         model = resolve_model(options.model)
         scratch = Path(options.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroot-bench-")))

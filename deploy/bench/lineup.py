@@ -41,7 +41,7 @@ def lineup(options: Namespace, model: Path, scratch: Path) -> list[Entry]:
     """Ours first, one per precision, then the peers. Raises ConfigError when a peer that was asked for is missing."""
     common = {
         "threads": options.threads,
-        "max_num_seqs": max(options.streams),
+        "max_num_seqs": options.max_num_seqs,
         "max_model_len": options.max_model_len,
         "seed": options.seed,
     }

@@ -33,13 +33,14 @@ def test_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_json_only_keeps_stdout_clean_and_a_missed_bar_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("demo", {}, json_only=True)
-    report.table("T", ("", "x"), [("row", "1")])
-    report.bar("added ms", 12.0, 10.0, at_least=False)
-    assert report.finish() == 1
+    with Report("demo", {}, json_only=True) as report:
+        print("a library talks")
+        report.table("T", ("", "x"), [("row", "1")])
+        report.bar("added ms", 12.0, 10.0, at_least=False)
+        assert report.finish() == 1
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1
-    assert "added ms" in captured.err and "NO" in captured.err
+    assert "added ms" in captured.err and "a library talks" in captured.err and "NO" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_cpu_of_descendants() -> None:
 
 
 OPTIONS = {
-    "threads": 2, "streams": (1, 8), "max_model_len": 256, "seed": 0, "dtype": ("fp16", "fp32"), "peers": "none",
+    "threads": 2, "streams": (1, 8), "max_model_len": 256, "max_num_seqs": 32, "seed": 0, "dtype": ("fp16", "fp32"), "peers": "none",
     "llama_python": None, "llama_dtype": ("fp16", "q8_0"),
     "vllm_python": None, "vllm_dtype": "fp32", "vllm_eager": True,
 }  # fmt: skip
@@ -83,7 +84,7 @@ def test_lineup_of_our_precisions_and_peers() -> None:
     entries = lineup(options, Path("model.gguf"), Path("scratch"))
     assert [entry.name for entry in entries] == ["warmroot fp16", "warmroot fp32", "llama.cpp fp16", "llama.cpp q8_0"]
     assert [entry.is_ours for entry in entries] == [True, True, False, False]
-    assert entries[2].settings["max_num_seqs"] == 8
+    assert entries[2].settings["max_num_seqs"] == 32
     options.peers, options.vllm_python = "vllm", sys.executable
     assert lineup(options, Path(__file__).parent, Path("scratch"))[-1].name == "vllm fp32 eager"
 
