@@ -4,8 +4,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -22,7 +22,7 @@ from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from .app import APP_NAME, build_app, replica_threads
 from .handle import Handle, connect
-from .local_ray import check_port, ensure_ray
+from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
 from .startup_display import StartupDisplay
 
 POLL_S = 0.2
@@ -46,6 +46,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         display.stage("starting Ray")
         wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
         started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted)
+        _retake_sigterm()
         try:
             display.stage("starting Serve")
             open_bus()
@@ -56,24 +57,39 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             ray_serve.run_many([target], wait_for_applications_running=False)
             _wait_until_running(display)
         except BaseException as error:
-            shutdown(stop_ray=started_ray)
+            shutdown()
             if isinstance(error, RayError):
                 raise ReplicaUnavailableError(f"Serve did not start: {_last_line([str(error)])}") from error
             raise
     return connect(config.model.names[0])
 
 
-def shutdown(*, stop_ray: bool = True) -> None:
-    """Take the application and the bus down, and Ray with it if this process started it."""
+def shutdown() -> None:
+    """Take the application and the bus down; Ray and Serve too if this process started them."""
     if not ray.is_initialized():
         return
-    with suppress(Exception):  # a cluster that is half up has nothing left to save
-        ray_serve.shutdown()
-    bus = find_bus()
-    if bus is not None:
-        ray.kill(bus.actor)
-    if stop_ray:
-        ray.shutdown()
+    with _uninterrupted():
+        with suppress(Exception):  # a cluster that is half up has nothing left to save
+            ray_serve.shutdown() if started_here() else ray_serve.delete(APP_NAME)
+        bus = find_bus()
+        if bus is not None:
+            ray.kill(bus.actor)
+        if started_here():
+            stop_local_ray()
+
+
+@contextmanager
+def _uninterrupted() -> Generator[None, None, None]:
+    """A second Ctrl-C must not leave half a cluster behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def serve(config: WarmrootConfig) -> int:
@@ -87,8 +103,9 @@ def serve(config: WarmrootConfig) -> int:
     except KeyboardInterrupt:
         console.print("stopping")
     finally:
-        handle.close()
-        shutdown()
+        with _uninterrupted():
+            handle.close()
+            shutdown()
     return 0
 
 
@@ -96,6 +113,12 @@ def _check_model(config: WarmrootConfig) -> None:
     """Download it if it must be, and refuse what cannot be served before Ray starts."""
     model = config.model
     model_len(read_spec(resolve_model(model.model, model.revision)), model.max_model_len)
+
+
+def _retake_sigterm() -> None:
+    """Ray's core puts a handler of its own, which prints a stack, in front of the one this process had."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def endpoint(config: WarmrootConfig) -> str:

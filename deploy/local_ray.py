@@ -2,8 +2,11 @@
 
 import logging
 import os
+import shutil
+import signal
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -11,14 +14,30 @@ import ray
 from ..cluster.errors import ConfigError
 
 RAY_NAMESPACE = "warmroot"
+SCRATCH_VARIABLE = "WARMROOT_SCRATCH"
+"""Names the folder of the local cluster that this process started."""
 
 
-def serving_environment(scratch: Path) -> dict[str, str]:
-    """Variables that Ray's processes read when they start; files and ports of one local cluster stay its own."""
+SETTINGS = {
+    # HAProxy in front of the ingress: 13 times quicker than the Python proxy for a small request.
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # A local cluster has no other users: token authentication adds nothing.
+    "RAY_AUTH_MODE": "disabled",
+    # Workers run at nice 15 by default and starve beside anything else.
+    "RAY_worker_niceness": "0",
+    # The raylet aborts when its agents import slowly, as they do on a busy machine.
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Variables that Ray's processes read when they start; what the user has set stands."""
+
+
+def own_places(scratch: Path) -> dict[str, str]:
+    """Variables that keep one local cluster's files and ports apart from every other's."""
     return {
-        # HAProxy in front of the ingress: 13 times quicker than the Python proxy for a small request.
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        SCRATCH_VARIABLE: str(scratch),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
@@ -28,14 +47,6 @@ def serving_environment(scratch: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
-        # A local cluster listens on loopback only and has no other users: token authentication adds nothing.
-        "RAY_AUTH_MODE": "disabled",
-        # Workers run at nice 15 by default and starve beside anything else.
-        "RAY_worker_niceness": "0",
-        # The raylet aborts when its agents import slowly, as they do on a busy machine.
-        "RAY_agent_register_timeout_ms": "120000",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
     }
 
 
@@ -51,9 +62,10 @@ def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
                 f"no Ray cluster answers at {address!r}; start one or leave --ray-address away", param="ray_address"
             ) from error
         return False
-    # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
-    for name, value in serving_environment(Path(tempfile.mkdtemp(prefix="wr-", dir="/tmp"))).items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
+    os.environ.update(own_places(Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir="/tmp"))))
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, -int(-num_cpus // 1)),
@@ -63,6 +75,29 @@ def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
         logging_level=logging.ERROR,
     )
     return True
+
+
+def started_here() -> bool:
+    """Whether this process started the Ray that it is connected to."""
+    # The variable is inherited: the process id tells a parent's cluster from one's own.
+    return Path(os.environ.get(SCRATCH_VARIABLE, "")).name.startswith(_scratch_prefix())
+
+
+def stop_local_ray() -> None:
+    """Stop the Ray that this process started, with HAProxy processes that Serve may have left behind, and clean up."""
+    ray.shutdown()
+    scratch = os.environ[SCRATCH_VARIABLE]
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if scratch.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+    shutil.rmtree(scratch, ignore_errors=True)
+    for name in [name for name, value in os.environ.items() if value.startswith(scratch)]:
+        del os.environ[name]
+
+
+def _scratch_prefix() -> str:
+    return f"wr-{os.getpid()}-"
 
 
 def free_port() -> int:
