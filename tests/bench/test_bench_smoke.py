@@ -9,6 +9,7 @@ from warmroot.deploy.bench.engine import main
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.timeout(1200)
 def test_bench_engine_quick(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", "--dtype", "fp16", "--streams", "1,4", "--peers", "transformers"]) == 0
     result = json.loads(capsys.readouterr().out)

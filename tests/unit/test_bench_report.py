@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from warmroot.cluster.errors import ConfigError
+from warmroot.deploy.bench import engine
 from warmroot.deploy.bench.lineup import lineup
 from warmroot.deploy.bench.processes import cpu_seconds_by_role, role_of
 from warmroot.deploy.bench.report import Report
@@ -73,7 +74,8 @@ def test_cpu_of_descendants() -> None:
 
 
 OPTIONS = {
-    "threads": 2, "streams": (1, 8), "max_model_len": 256, "max_num_seqs": 32, "seed": 0, "dtype": ("fp16", "fp32"), "peers": "none",
+    "threads": 2, "streams": (1, 8), "max_model_len": 256, "max_num_seqs": 32, "seed": 0, "dtype": ("fp16", "fp32"),
+    "peers": "none",
     "llama_python": None, "llama_dtype": ("fp16", "q8_0"),
     "vllm_python": None, "vllm_dtype": "fp32", "vllm_eager": True,
 }  # fmt: skip
@@ -93,3 +95,11 @@ def test_lineup_of_our_precisions_and_peers() -> None:
 def test_lineup_refuses_what_is_not_there(peers: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lineup(Namespace(**{**OPTIONS, "peers": peers}), Path("model.gguf"), Path("scratch"))
+
+
+@pytest.mark.parametrize(
+    "flags", [["--dtype", "fp12"], ["--skip", "zero"], ["--streams", "1,x"], ["--llama-dtype", "q9"]]
+)
+def test_bad_flags_are_refused(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=flags[0]):
+        engine.main(flags)
