@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ class BackgroundLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait, blocking, for the result."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = self._submit(coroutine)
         try:
             return future.result()
         except BaseException:  # Ctrl-C in the caller must not leave the request running
@@ -27,7 +28,7 @@ class BackgroundLoop:
 
     async def arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for the result from another loop; cancelling the caller cancels the coroutine."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        return await asyncio.wrap_future(self._submit(coroutine))
 
     def iterate(self, source: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """Blocking iteration."""
@@ -39,7 +40,8 @@ class BackgroundLoop:
                     return
                 yield item
         finally:
-            self.run(source.aclose())
+            if not self.loop.is_closed():
+                self.run(source.aclose())
 
     async def aiterate(self, source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Iteration from another loop."""
@@ -51,8 +53,9 @@ class BackgroundLoop:
                     return
                 yield item
         finally:
-            # Shielded: a cancelled caller must still free the request's blocks.
-            await asyncio.shield(self.arun(source.aclose()))
+            if not self.loop.is_closed():
+                # Shielded: a cancelled caller must still free the request's blocks.
+                await asyncio.shield(self.arun(source.aclose()))
 
     def close(self) -> None:
         """Cancel what runs and stop the thread."""
@@ -62,6 +65,12 @@ class BackgroundLoop:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        if self.loop.is_closed():
+            coroutine.close()
+            raise RuntimeError("it has been closed")
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
 
 async def _cancel_others() -> None:

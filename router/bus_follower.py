@@ -43,6 +43,7 @@ class BusFollower:
         self._cursor: Cursor = {}
         self._asked: dict[str, float] = {}
         self._members_seen = float("-inf")
+        self._out_of_touch = False
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -52,8 +53,11 @@ class BusFollower:
     async def _follow_safely(self) -> None:
         try:
             await self.follow_once(READ_S)
+            self._out_of_touch = False
         except ConnectionError as error:
-            logger.warning("routing on what is known: %s", error)
+            if not self._out_of_touch:
+                logger.warning("routing on what is known: %s", error)
+            self._out_of_touch = True
             await asyncio.sleep(RETRY_S)
         except Exception:
             logger.exception("following the event bus failed; going on")

@@ -218,6 +218,9 @@ class BusActorReader:
         await self._call("request_snapshot", replica)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        if not ray.is_initialized():
+            # Ray would start a cluster for this very call.
+            raise ConnectionError("the event bus is out of reach: this process has left its Ray cluster")
         try:
             return await getattr(self.actor, method).remote(*arguments)
         except RayError as error:

@@ -187,7 +187,7 @@ async def plain_call(prompt_token_ids: list[int], max_tokens: int) -> list[dict[
 
 def test_models(client: httpx.Client):
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["smollm2"]
-    assert client.get("/v1/models/smollm2").json()["max_model_len"] == 2048
+    assert client.get("/v1/models/smollm2").json()["max_model_len"] == 1024
     assert client.get("/v1/models/gpt-9").status_code == 404
 
 

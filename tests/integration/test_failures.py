@@ -1,0 +1,75 @@
+"""A replica is killed while it serves. This comes last: it leaves a cluster that others have to wait for."""
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from .cluster_harness import Cluster, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model]
+
+STREAM = {"model": "smollm2", "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+
+async def read_stream(
+    client: httpx.AsyncClient, number: int, started: asyncio.Event
+) -> tuple[str, dict[str, Any] | None]:
+    """The replica that served it, and the error that ended it, if one did."""
+    body = STREAM | {"prompt": f"{number} bottles of beer"}
+    error = None
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                started.set()
+                error = json.loads(line.removeprefix("data: ")).get("error") or error
+        assert error or line == "data: [DONE]" or not line
+    return response.headers["x-warmroot-replica"], error
+
+
+async def test_a_killed_replica_fails_its_own_requests_and_comes_back(cluster: Cluster):
+    cluster.wait_idle()
+    victim = cluster.replicas()[0].info
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=120, trust_env=False) as client:
+        started = [asyncio.Event() for _ in range(12)]
+        streams = [asyncio.create_task(read_stream(client, *numbered)) for numbered in enumerate(started)]
+        await asyncio.gather(*[event.wait() for event in started])
+        os.kill(victim.pid, signal.SIGKILL)
+        ends = await asyncio.wait_for(asyncio.gather(*streams), 120)
+        assert len({replica for replica, _ in ends}) == 2
+        for replica, error in ends:
+            if replica == victim.replica:
+                assert error is not None
+                assert (error["type"], error["code"]) == ("service_unavailable", "replica_unavailable")
+            else:
+                assert error is None
+        await check_only_others_serve(client, victim.replica)
+    wait_until(lambda: len(cluster.replicas()) == 2, 120, cluster.handle.replicas)
+    assert victim.replica not in {replica.info.replica for replica in cluster.replicas()}
+    await check_all_serve(cluster)
+    cluster.wait_idle()
+
+
+async def check_only_others_serve(client: httpx.AsyncClient, victim: str) -> None:
+    for number in range(10):
+        response = await client.post(
+            "/v1/completions", json={"model": "smollm2", "prompt": f"{number} green", "max_tokens": 2}
+        )
+        assert response.status_code == 200, response.text
+        assert response.headers["x-warmroot-replica"] != victim
+
+
+async def check_all_serve(cluster: Cluster) -> None:
+    expected = {replica.info.replica for replica in cluster.replicas()}
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=120, trust_env=False) as client:
+        requests = [
+            client.post("/v1/completions", json={"model": "smollm2", "prompt": f"{number} red", "max_tokens": 8})
+            for number in range(16)
+        ]
+        served = {response.headers["x-warmroot-replica"] for response in await asyncio.gather(*requests)}
+    assert served == expected
