@@ -53,7 +53,8 @@ class Replica:
         self._publisher = EventPublisher(self._bus, self.info, self._snapshot)
         self._engine = self._host.start(self._on_deltas, self._on_events)
         self._exits.callback(self._engine.close)
-        await self._bus.put_card(self._host.card(token))
+        self._card = self._host.card(token)
+        await self._bus.put_card(self._card)
         await self._publisher.start()
         self._exits.push_async_callback(self._publisher.close)
         await self._bus.report(self._id, StartupNote(stage="ready"))
@@ -108,6 +109,8 @@ class Replica:
         await self._exits.aclose()
 
     async def _snapshot(self) -> list[KvEvent]:
+        # A bus that wants a snapshot may have been restarted: it does not know the model either.
+        await self._bus.put_card(self._card)
         return await asyncio.wrap_future(self._engine.snapshot())
 
     def _on_deltas(self, deltas: list[TokenDelta]) -> None:

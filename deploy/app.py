@@ -4,6 +4,7 @@ import os
 import secrets
 from typing import Any, cast
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -30,7 +31,11 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         num_replicas=config.deploy.num_replicas,
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
-        ray_actor_options={"num_cpus": threads, "runtime_env": {"env_vars": _thread_environment(threads)}},
+        ray_actor_options={
+            "num_cpus": threads,
+            "num_gpus": _gpus_per_replica(),
+            "runtime_env": {"env_vars": _thread_environment(threads)},
+        },
         request_router_config={
             "request_router_class": REQUEST_ROUTER,
             "request_router_kwargs": {"policy": config.routing.routing_policy},
@@ -63,6 +68,11 @@ def replica_threads(config: WarmrootConfig) -> int:
 def replica_handle() -> DeploymentHandle:
     """A plain Serve handle to the replicas: slower than ``warmroot.connect()``, routed by the same policy."""
     return serve.get_deployment_handle(REPLICA_DEPLOYMENT, APP_NAME)
+
+
+def _gpus_per_replica() -> int:
+    """One where the cluster has any; Ray hides GPUs from actors that ask for none."""
+    return int(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1)
 
 
 def _thread_environment(threads: int) -> dict[str, str]:
