@@ -45,8 +45,9 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             _check_model(config)
         display.stage("starting Ray")
         wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
+        sigterm = signal.getsignal(signal.SIGTERM)
         started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted)
-        _retake_sigterm()
+        _retake_sigterm(sigterm)
         try:
             display.stage("starting Serve")
             open_bus()
@@ -70,7 +71,7 @@ def shutdown() -> None:
         return
     with _uninterrupted():
         with suppress(Exception):  # a cluster that is half up has nothing left to save
-            ray_serve.shutdown() if started_here() else ray_serve.delete(APP_NAME)
+            ray_serve.delete(APP_NAME)
         bus = find_bus()
         if bus is not None:
             ray.kill(bus.actor)
@@ -115,10 +116,11 @@ def _check_model(config: WarmrootConfig) -> None:
     model_len(read_spec(resolve_model(model.model, model.revision)), model.max_model_len)
 
 
-def _retake_sigterm() -> None:
-    """Ray's core puts a handler of its own, which prints a stack, in front of the one this process had."""
+def _retake_sigterm(handler: Any) -> None:
+    """Ray puts handlers of its own in front of what this process had; its core's prints a stack."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        # A process without a handler gets that of Ray's Python side, which exits and cleans up.
+        signal.signal(signal.SIGTERM, handler if callable(handler) else signal.getsignal(signal.SIGTERM))
 
 
 def endpoint(config: WarmrootConfig) -> str:

@@ -69,14 +69,18 @@ def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
         os.environ.setdefault(name, value)
     # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
     os.environ.update(own_places(Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir="/tmp"))))
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, -int(-num_cpus // 1)),
-        include_dashboard=False,
-        namespace=RAY_NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, -int(-num_cpus // 1)),
+            include_dashboard=False,
+            namespace=RAY_NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except BaseException:
+        stop_local_ray()
+        raise
     return True
 
 

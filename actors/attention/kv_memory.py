@@ -1,6 +1,8 @@
 """The tensors behind the block pool."""
 
 from dataclasses import dataclass
+from math import prod
+from mmap import mmap
 
 import torch
 
@@ -30,7 +32,7 @@ class KvMemory:
         shape = (num_blocks, layout.block_size, num_kv_heads, head_dim)
 
         def pages() -> tuple[torch.Tensor, ...]:
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.slots))
+            return tuple(_zeros(shape, dtype, device) for _ in range(layout.slots))
 
         return cls(layout, pages(), pages())
 
@@ -42,3 +44,10 @@ class KvMemory:
         destination = torch.tensor([pair[1] for pair in copies], device=self.keys[0].device)
         for pages in (*self.keys, *self.values):
             pages[destination] = pages[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Host memory is mapped and not written: the machine gives it, zeroed, when a page is first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
