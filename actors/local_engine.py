@@ -26,8 +26,8 @@ def _ignore_events(events: list[KvEvent]) -> None:
 class LocalEngine:
     """Steps while there is work and sleeps while there is none; every method may be called from any thread.
 
-    The sinks are called on the engine's thread: ``on_deltas`` once per step with all its deltas, also of requests that
-    were aborted meanwhile; ``on_events`` with what entered and left the cache, in order.
+    The sinks are called on the engine's thread and must be quick: ``on_deltas`` once per step with all its deltas,
+    none of a request after its ``abort`` has returned; ``on_events`` with what entered and left the cache, in order.
     """
 
     def __init__(
@@ -125,10 +125,11 @@ class LocalEngine:
             events = self._engine.drain_events()
             snapshots, self._snapshots = self._snapshots, []
             cached: list[KvEvent] = list(self._engine.snapshot_events()) if snapshots else []
-        if deltas:
-            self._on_deltas(deltas)
-        if events:
-            self._on_events(events)
+            # Still under the lock: whoever has aborted a request knows that all of its deltas are out.
+            if deltas:
+                self._on_deltas(deltas)
+            if events:
+                self._on_events(events)
         for snapshot in snapshots:
             if snapshot.set_running_or_notify_cancel():
                 snapshot.set_result(cached)
@@ -158,9 +159,12 @@ class LocalGenerator:
         """See ``TokenGenerator``. Raises EngineError when the engine fails meanwhile."""
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request {request.request_id} is running already", param="request_id")
-        deltas = self._streams[request.request_id] = asyncio.Queue()
+        self._streams[request.request_id] = asyncio.Queue()
         reason = None
         try:
+            # A request of this id may have been aborted just now: what it still had under way goes to that queue.
+            await asyncio.sleep(0)
+            deltas = self._streams[request.request_id] = asyncio.Queue()
             self.engine.add(request)
             while reason is None:
                 delta = await deltas.get()

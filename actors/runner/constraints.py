@@ -1,9 +1,10 @@
 """Changes to logits that single requests ask for: masks, bias and penalties, each touching only its own tokens.
 
-In vLLM's order: allowed tokens, bad words, minimum length, bias, penalties.
+In vLLM's order: allowed tokens, bad words, minimum length, bias, penalties. Ids outside the vocabulary are passed over:
+requests are checked where they enter, and one that was not must not end the others of its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,28 +22,31 @@ def constrain(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: 
 
 
 def _constrain(logits: torch.Tensor, row: SamplingRow, eos_token_ids: tuple[int, ...]) -> None:
-    params = row.params
+    params, vocab = row.params, len(logits)
     if params.allowed_token_ids is not None:
-        _allow_only(logits, params.allowed_token_ids)
-    banned = [word[-1] for word in params.bad_words_token_ids if ends_with(row.output, word[:-1])]
+        _allow_only(logits, _within(params.allowed_token_ids, vocab))
+    banned = [word[-1] for word in params.bad_words_token_ids if word and ends_with(row.output, word[:-1])]
     if row.num_output < params.min_tokens:
         banned += [*eos_token_ids, *params.stop_token_ids]
     if banned:
-        logits[banned] = _BANNED
+        logits[_within(banned, vocab)] = _BANNED
     if params.logit_bias:
-        bias = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        logits[list(params.logit_bias)] += bias
+        biased = _within(params.logit_bias, vocab)
+        logits[biased] += torch.tensor([params.logit_bias[token_id] for token_id in biased], device=logits.device)
     if params.repetition_penalty != 1.0:
         _penalize_repetition(logits, row.token_ids, params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.num_output:
         _penalize_output(logits, row, params.presence_penalty, params.frequency_penalty)
 
 
-def _allow_only(logits: torch.Tensor, token_ids: tuple[int, ...]) -> None:
-    allowed = torch.tensor(token_ids, device=logits.device)
-    kept = logits[allowed]
+def _within(token_ids: Iterable[int], vocab: int) -> list[int]:
+    return [token_id for token_id in token_ids if 0 <= token_id < vocab]
+
+
+def _allow_only(logits: torch.Tensor, token_ids: list[int]) -> None:
+    kept = logits[token_ids]
     logits.fill_(_BANNED)
-    logits[allowed] = kept
+    logits[token_ids] = kept
 
 
 def _penalize_repetition(logits: torch.Tensor, token_ids: np.ndarray, penalty: float) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 from engine_harness import NAMESPACE, ScriptedExecutor, expected_output
@@ -123,7 +123,23 @@ async def test_closing_a_stream_aborts_it(start):
             break
     await until(lambda: not generator.engine.load().running)
     assert generator.engine.load().kv_used_blocks == 0
-    assert await collect(generator, request("a")) == expected_output(PROMPT, 5, VOCAB)
+    assert await collect(generator, request("b")) == expected_output(PROMPT, 5, VOCAB)
+
+
+async def test_an_id_used_again_at_once_hears_nothing_old(start):
+    generator = LocalGenerator(start, asyncio.get_running_loop())
+    first: list[tuple[int, list[int]]] = []
+    expected: list[tuple[int, list[int]]] = []
+    while len(first) < 200:
+        prompt = [len(first) % VOCAB, *PROMPT]
+        # An aborted request keeps its id until the step that it is in has been computed.
+        with suppress(InvalidRequestError):
+            async with aclosing(generator.generate(request("a", FOREVER, prompt))) as deltas:
+                async for delta in deltas:
+                    first.append((delta.index, delta.token_ids))
+                    expected.append((0, expected_output(prompt, 1, VOCAB)))
+                    break
+    assert first == expected
 
 
 async def test_cancelled_reader_aborts(start):

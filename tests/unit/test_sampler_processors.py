@@ -80,6 +80,23 @@ def test_min_tokens_masks_every_stop_token_until_then():
     assert banned(min_tokens=5, stop_token_ids=(70,)) == []
 
 
+def test_ids_outside_the_vocabulary_are_passed_over():
+    found = constrained(
+        logit_bias={VOCAB: 5.0, -1: 5.0, 3: 5.0},
+        bad_words_token_ids=((VOCAB + 9,), (), (4,)),
+        stop_token_ids=(-3, 10**6),
+        min_tokens=9,
+    )
+    expected = LOGITS.clone()
+    expected[3] += 5.0
+    expected[[2, 4, 7]] = -torch.inf
+    assert torch.equal(found, expected)
+    for allowed in ((VOCAB, 8), (VOCAB,)):
+        rows = [row(allowed_token_ids=allowed), row(temperature=0.0)]
+        token_ids = Sampler(EOS).sample(torch.stack([LOGITS, LOGITS]), rows).token_ids
+        assert token_ids == [8 if 8 in allowed else 0, int(LOGITS.argmax())]
+
+
 def test_order_bias_then_penalty():
     """As in vLLM: a penalty sees the biased logit."""
     found = constrained(logit_bias={17: 10.0}, repetition_penalty=2.0)
