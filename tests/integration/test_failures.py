@@ -21,14 +21,13 @@ async def read_stream(
 ) -> tuple[str, dict[str, Any] | None]:
     """The replica that served it, and the error that ended it, if one did."""
     body = STREAM | {"prompt": f"{number} bottles of beer"}
-    error = None
+    chunks: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                started.set()
-                error = json.loads(line.removeprefix("data: ")).get("error") or error
-        assert error or line == "data: [DONE]" or not line
+            started.set()
+            chunks += [line.removeprefix("data: ")] if line else []
+    error = None if chunks[-1] == "[DONE]" else json.loads(chunks[-1])["error"]
     return response.headers["x-warmroot-replica"], error
 
 
