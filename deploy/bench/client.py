@@ -58,6 +58,10 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
         return await self._answer
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
@@ -102,6 +106,8 @@ class LoadClient:
 
     async def _one(self, job: Job, began: float) -> Served:
         request = self._request(job)
+        while self._idle and not self._idle[-1].is_open:  # the proxy closes what was idle for long
+            self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._connect()
         start = time.perf_counter()
         response, moments = await connection.ask(request)
