@@ -74,7 +74,7 @@ class CacheConfig(Section):
     block_size: int = Field(16, ge=1, le=256)
     """Tokens per KV block."""
     kv_cache_dtype: KvDtypeName = "auto"
-    """Type of cached keys and values. auto: the weights' type."""
+    """Type of cached keys and values. auto: the type the model computes in, on a CPU mostly fp32."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that a replica may use for weights and KV."""
     kv_cache_memory: Bytes | None = Field(None, gt=0)

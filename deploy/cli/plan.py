@@ -53,7 +53,8 @@ def _parser() -> Parser:
         "--kv-cache-dtype",
         choices=("auto", *KV_FORMATS),
         default="auto",
-        help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, the weights' type)",
+        help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, the weights' type, as"
+        " GPUs serve it; CPUs compute, and cache, in fp32)",
     )
     parser.add_argument("--tp", "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="ranks a stage")
     parser.add_argument("--pp", "--pipeline-parallel-size", "-pp", type=int, default=1, metavar="N", help="stages")
