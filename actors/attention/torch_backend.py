@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from .interface import AttentionMetadata
 
 _MIN_BUCKET_BLOCKS = 16
+_MIN_SHARED_BLOCKS = 16
+"""A shorter common prefix is not worth a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class _Bucket:
     bias: torch.Tensor | None
     """[B, 1, num_queries, num_keys], 0 or -inf; None: no key is hidden but by ``is_causal``."""
     is_causal: bool
+    shared: torch.Tensor | None = None
+    """Blocks that come before ``blocks`` in every sequence, read once for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,11 @@ class TorchAttention:
         if bucket.num_queries == 1:
             # The query heads of a KV head become rows of one product: no key is repeated.
             q_BKGD = q_THD.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-            out = _scaled_dot_product(q_BKGD, k_BKSD, v_BKSD, bucket, scale, softcap)
+            if bucket.shared is not None:
+                k_KSD, v_KSD = (_pages(cache, bucket.shared).to(q_THD.dtype) for cache in (k_cache, v_cache))
+                out = _behind_prefix(q_BKGD, (k_KSD, v_KSD), (k_BKSD, v_BKSD), bucket.bias, scale, softcap)
+            else:
+                out = _scaled_dot_product(q_BKGD, k_BKSD, v_BKSD, bucket, scale, softcap)
             return out.reshape(q_THD.shape)
         q_BHQD = q_THD.reshape(-1, bucket.num_queries, num_heads, head_dim).transpose(1, 2)
         out = _scaled_dot_product(q_BHQD, k_BKSD, v_BKSD, bucket, scale, softcap)
@@ -141,11 +149,42 @@ class TorchAttention:
 def _buckets(metadata: AttentionMetadata, block_size: int, window: int | None, dtype: torch.dtype) -> list[_Bucket]:
     # Sequences are padded to the longest of their bucket, so a bucket spans at most a factor of two.
     buckets: defaultdict[tuple[int, int], list[_Span]] = defaultdict(list)
+    families: defaultdict[int, list[_Span]] = defaultdict(list)
+    first_blocks = metadata.block_table[:, 0].tolist()
     for span in _spans(metadata, block_size, window):
-        length = max(span.num_blocks, _MIN_BUCKET_BLOCKS) - 1
-        buckets[span.num_queries, length.bit_length()].append(span)
-    whole = len(buckets) == 1
-    return [_bucket(spans, metadata, block_size, window, dtype, whole) for spans in buckets.values()]
+        if window is None and span.num_queries == 1 and span.num_blocks > _MIN_SHARED_BLOCKS:
+            families[first_blocks[span.index]].append(span)
+        else:
+            buckets[_bucket_key(span)].append(span)
+    sharing: list[tuple[list[_Span], torch.Tensor]] = []
+    for family in families.values():
+        prefix = _common_prefix(family, metadata.block_table, block_size)
+        if prefix is not None:
+            sharing.append((family, prefix))
+            continue
+        for span in family:
+            buckets[_bucket_key(span)].append(span)
+    whole = len(buckets) + len(sharing) == 1
+    made = [_bucket(spans, metadata, block_size, window, dtype, whole) for spans in buckets.values()]
+    for family, prefix in sharing:
+        size = len(prefix)
+        rests = [replace(span, first_block=size, num_blocks=span.num_blocks - size) for span in family]
+        made.append(replace(_bucket(rests, metadata, block_size, window, dtype, whole), shared=prefix))
+    return made
+
+
+def _bucket_key(span: _Span) -> tuple[int, int]:
+    return span.num_queries, (max(span.num_blocks, _MIN_BUCKET_BLOCKS) - 1).bit_length()
+
+
+def _common_prefix(family: Sequence[_Span], table: torch.Tensor, block_size: int) -> torch.Tensor | None:
+    """Leading blocks that all have in common, each keeping a key of its own; None if they are too few."""
+    if len(family) < 2:
+        return None
+    limit = min((span.num_keys - 1) // block_size for span in family)
+    rows = table[[span.index for span in family], :limit]
+    size = int((rows == rows[0]).all(0).int().cumprod(0).sum())
+    return rows[0, :size] if size >= _MIN_SHARED_BLOCKS else None
 
 
 def _spans(metadata: AttentionMetadata, block_size: int, window: int | None) -> list[_Span]:
@@ -194,6 +233,39 @@ def _bucket(
         return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal)
     bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
     return _Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False)
+
+
+def _pages(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """[K, S, D] of one run of blocks."""
+    return cache.index_select(0, blocks).flatten(0, 1).transpose(0, 1)
+
+
+def _behind_prefix(
+    q_BKGD: torch.Tensor,
+    prefix: tuple[torch.Tensor, torch.Tensor],
+    rest: tuple[torch.Tensor, torch.Tensor],
+    bias: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of single queries over a prefix [K, S, D] that all share and keys [B, K, R, D] of their own.
+
+    The shared part is one product for the whole batch, so its keys and values are read once, not once per sequence.
+    """
+    (k_KSD, v_KSD), (k_BKRD, v_BKRD) = prefix, rest
+    shape = q_BKGD.shape
+    q_KRowsD = q_BKGD.transpose(0, 1).flatten(1, 2)
+    shared = (q_KRowsD @ k_KSD.transpose(-1, -2)).unflatten(1, (shape[0], shape[2])).transpose(0, 1)
+    own = q_BKGD @ k_BKRD.transpose(-1, -2)
+    scores = torch.cat((shared, own), -1).mul_(scale)  # [B, K, G, S + R]
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    num_shared = k_KSD.shape[1]
+    if bias is not None:
+        scores[..., num_shared:] += bias
+    weights = torch.softmax(scores, -1)
+    ahead = weights[..., :num_shared].transpose(0, 1).flatten(1, 2) @ v_KSD  # [K, B * G, D]
+    return weights[..., num_shared:] @ v_BKRD + ahead.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
 
 
 def _scaled_dot_product(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from warmroot.actors.attention import make_backend
+from warmroot.actors.attention import make_backend, torch_backend
 from warmroot.actors.attention.flash_backend import FlashAttention
 from warmroot.actors.attention.interface import AttentionMetadata
 from warmroot.actors.attention.torch_backend import TorchAttention
@@ -234,3 +234,33 @@ def test_flash_equals_naive(case):
     batch, scale = make_batch(case, "cuda", torch.float16), 1.3 / math.sqrt(case.head_dim)
     out = attend(make_backend(torch.device("cuda")), case, batch, scale)
     torch.testing.assert_close(out.float().cpu(), naive(case, batch, scale), atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("lengths", [(300, 301, 290, 400), (273, 273, 900, 257), (257, 40, 600, 5)])
+def test_a_shared_prefix_changes_nothing(lengths, softcap):
+    """Decodes whose tables begin with the same blocks are read together; copies of those blocks are not."""
+    batch = make_batch(Case((1,) * 4, lengths, heads=(9, 3), softcap=softcap))
+    table, shared = batch.metadata.block_table, 16
+    for row in (1, 2, 3):
+        size = min(shared, lengths[row] // BLOCK_SIZE)
+        for cache in (batch.k_cache, batch.v_cache):
+            cache[table[row, :size]] = cache[table[0, :size]]
+    apart = _decode(batch, batch.metadata, softcap)
+    together = table.clone()
+    for row in (1, 2, 3):
+        size = min(shared, lengths[row] // BLOCK_SIZE)
+        together[row, :size] = table[0, :size]
+    assert _read_together(batch.metadata, together)
+    torch.testing.assert_close(_decode(batch, replace(batch.metadata, block_table=together), softcap), apart)
+
+
+def _decode(batch, metadata, softcap):
+    return TorchAttention().forward(
+        batch.query, batch.k_cache, batch.v_cache, metadata, scale=0.2, window=None, softcap=softcap
+    )
+
+
+def _read_together(metadata, table):
+    buckets = torch_backend._buckets(replace(metadata, block_table=table), BLOCK_SIZE, None, torch.float32)
+    return any(bucket.shared is not None for bucket in buckets)
