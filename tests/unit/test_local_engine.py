@@ -35,6 +35,7 @@ class GatedExecutor(ScriptedExecutor):
     def result(self):
         self.computing.set()
         assert self.gate.wait(10)
+        time.sleep(0.0005)  # as a model that computes: the event loop's thread runs meanwhile
         return super().result()
 
     def shutdown(self) -> None:
