@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.plan import StepPlan
-from .sequences import Int32s, SequenceState, SequenceTable
-
-Int64s = npt.NDArray[np.int64]
+from .arrays import Int32s, Int64s
+from .sequences import SequenceState, SequenceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,11 @@ def apply_diff(table: SequenceTable, plan: StepPlan) -> None:
     for step in plan.sequences:
         if step.new_blocks and step.new_blocks[0]:
             table.extend(step.request_id, step.new_blocks)
+
+
+def only_decodes(plan: StepPlan) -> bool:
+    """Whether every sequence computes one token and samples the next."""
+    return all(step.num_tokens == 1 and step.samples for step in plan.sequences)
 
 
 def pack(table: SequenceTable, plan: StepPlan, block_size: int) -> Batch:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cluster.sampling_params import SamplingParams
-from .sequences import Int32s
+from .arrays import Int32s
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..engine.plan import SequenceResult, StepPlan, StepResult
 from ..models.decoder import Decoder
-from .batch import Batch, apply_diff, pack
+from .batch import Batch, apply_diff, only_decodes, pack
+from .decode import DecodeBatch
 from .logprobs import logprobs
 from .rows import SamplingRow
-from .sampler import Sampler
+from .sampler import Sampled, Sampler
 from .sequences import SequenceState, SequenceTable
 
 _LOGPROB_ROWS = 256
@@ -49,6 +50,7 @@ class ModelRunner:
         )
         self._sampler = Sampler(self.eos_token_ids)
         self._sequences = SequenceTable(len(layout.groups))
+        self._decodes = self._decode_batch(1)
         self._plans: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -75,13 +77,38 @@ class ModelRunner:
         self._kv.copy_blocks(plan.copies)
         if not plan.sequences:
             return []
+        return self._decode(plan) if only_decodes(plan) else self._mixed(plan)
+
+    def _decode(self, plan: StepPlan) -> list[SequenceResult]:
+        """Every sequence computes one token and samples the next."""
+        states = [self._sequences[step.request_id] for step in plan.sequences]
+        if len(states) != self._decodes.size:
+            self._decodes = self._decode_batch(len(states))
+        batch = self._decodes
+        batch.fill(self._sequences, states, [step.num_computed for step in plan.sequences])
+        hidden = self.decoder.forward(batch.token_ids, batch.positions, self._kv, batch.metadata(batch.max_seqlen_k))
+        sampled = self._sample(states, self.decoder.logits(hidden))
+        return [
+            SequenceResult(
+                request_id=state.request_id, token_ids=[token_id], logprobs=None if entry is None else [entry]
+            )
+            for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
+        ]
+
+    def _decode_batch(self, size: int) -> DecodeBatch:
+        return DecodeBatch(size, len(self.layout.groups), self.layout.block_size, self.decoder.device)
+
+    def _mixed(self, plan: StepPlan) -> list[SequenceResult]:
         batch = pack(self._sequences, plan, self.layout.block_size)
         hidden = self.decoder.forward(
             self._tensor(batch.token_ids), self._tensor(batch.positions), self._kv, self._metadata(batch)
         )
         prompt = self._prompt_logprobs(batch, hidden)
-        sampled = self._sample(batch, hidden)
-        return [_result(state, sampled.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
+        states, sampled = batch.sampled, Sampled([], [])
+        if states:
+            sampled = self._sample(states, self.decoder.logits(hidden[self._tensor(batch.sampled_rows)]))
+        tokens = dict(zip((state.request_id for state in states), zip(*sampled, strict=True), strict=True))
+        return [_result(state, tokens.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
 
     def _metadata(self, batch: Batch) -> tuple[AttentionMetadata, ...]:
         cu_seqlens_q, seqused_k = self._tensor(batch.cu_seqlens_q), self._tensor(batch.seqused_k)
@@ -98,21 +125,16 @@ class ModelRunner:
             for group in batch.groups
         )
 
-    def _sample(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, tuple[int, TokenLogprob | None]]:
-        """Sample for the sequences whose last token was computed, and append to them."""
-        states = batch.sampled
-        if not states:
-            return {}
-        logits = self.decoder.logits(hidden[self._tensor(batch.sampled_rows)])
-        rows = [
-            SamplingRow(state.params, state.seed, state.num_prompt, self._sequences.history(state)) for state in states
-        ]
-        sampled = self._sampler.sample(logits, rows)
+    def _sample(self, states: list[SequenceState], logits: torch.Tensor) -> Sampled:
+        """One token for each sequence from its row of logits, appended to it."""
+        if all(state.is_plain for state in states):
+            sampled = self._sampler.greedy(logits)
+        else:
+            history = self._sequences.history
+            rows = [SamplingRow(state.params, state.seed, state.num_prompt, history(state)) for state in states]
+            sampled = self._sampler.sample(logits, rows)
         self._sequences.append(states, sampled.token_ids)
-        return {
-            state.request_id: (token_id, entry)
-            for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
-        }
+        return sampled
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, list[TokenLogprob]]:
         found: dict[RequestId, list[TokenLogprob]] = {}

@@ -1,7 +1,7 @@
 """From logits to tokens, for a batch of requests that each ask for something else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ from .logprobs import logprobs
 from .rows import SamplingRow, changes_logits, is_plain
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """One token per row, and its log-probability where the row asks for it."""
 
     token_ids: list[int]
@@ -27,11 +26,15 @@ class Sampler:
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
 
+    def greedy(self, logits: torch.Tensor) -> Sampled:
+        """The likeliest token of each row [R, vocab], for rows that ask for nothing else."""
+        return Sampled(logits.argmax(1).tolist(), [None] * len(logits))
+
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """Logits [R, vocab] float32, changed in place. A row costs only what it asks for."""
         if all(is_plain(row.params) for row in rows):
-            return Sampled(logits.argmax(1).tolist(), [None] * len(rows))
+            return self.greedy(logits)
         reported = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
         # Reported are the model's own log-probabilities: keep them from what follows.
         raw = logits[reported] if reported else logits

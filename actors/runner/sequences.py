@@ -4,16 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ...cluster.ids import BlockId, RequestId
 from ...cluster.sampling_params import SamplingParams
 from ..engine.plan import BlockTables, NewSequence
+from .arrays import Int32s
+from .rows import is_plain
 
-Int32s = npt.NDArray[np.int32]
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SequenceState:
     """One sequence. Its tokens and blocks stand in row ``row`` of the tables."""
 
@@ -25,6 +24,8 @@ class SequenceState:
     num_tokens: int
     """Prompt and output, sampled tokens included."""
     wants_prompt_logprobs: bool
+    is_plain: bool
+    """Whether the likeliest token is all that is asked for."""
     num_blocks: int = 0
     """Per KV group."""
 
@@ -82,6 +83,7 @@ class SequenceTable:
             # Once there is output they have been delivered.
             wants_prompt_logprobs=new.params.prompt_logprobs is not None
             and len(new.token_ids) == new.num_prompt_tokens,
+            is_plain=is_plain(new.params),
         )
         self._states[new.request_id] = state
         self.tokens.reserve(row + 1, state.num_tokens)
