@@ -1,0 +1,34 @@
+// The scale of a root mean square norm, for rows and for single heads.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "simd.h"
+
+namespace wr {
+
+// 1 / sqrt(mean(x^2) + eps). Four running sums: one would wait for each addition before the next.
+inline float inverse_rms(const float *x, int64_t size, float eps) {
+    constexpr int64_t kLanes = Vec::kLanes;
+    Vec sums[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
+        for (int j = 0; j < 4; ++j) {
+            const Vec v = load(x + i + j * kLanes);
+            sums[j] = fma(v, v, sums[j]);
+        }
+    }
+    for (; i + kLanes <= size; i += kLanes) {
+        const Vec v = load(x + i);
+        sums[0] = fma(v, v, sums[0]);
+    }
+    if (i < size) {
+        const Vec v = load(x + i, static_cast<int>(size - i));
+        sums[1] = fma(v, v, sums[1]);
+    }
+    const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+}
+
+}  // namespace wr
