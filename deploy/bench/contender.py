@@ -65,6 +65,10 @@ class Contender:
         timings, _ = self.run(jobs, concurrency, reset=reset, variant=variant)
         return summarize(jobs, timings, concurrency)
 
+    def call(self, method: str, **arguments: Any) -> Any:
+        """What a method of the engine's backend returns: JSON values both ways."""
+        return self._ask({"call": method, "arguments": arguments})
+
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
@@ -76,7 +80,7 @@ class Contender:
             self._process.wait()
         self._scratch.cleanup()
 
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, Any]) -> Any:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:

@@ -100,14 +100,14 @@ class Bar:
     """A bound that a figure has to meet."""
 
     value: float
-    bound: float
+    wanted: float
     at_least: bool = True
 
     @property
-    def ok(self) -> bool:
+    def holds(self) -> bool:
         """Whether it does; NaN does not."""
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
+        return self.value >= self.wanted if self.at_least else self.value <= self.wanted
 
     def to_json(self) -> dict[str, float | bool | str]:
         """For the report."""
-        return {"value": self.value, "bound": self.bound, "op": ">=" if self.at_least else "<=", "ok": self.ok}
+        return {"value": self.value, "wanted": self.wanted, "op": ">=" if self.at_least else "<=", "holds": self.holds}

@@ -40,7 +40,7 @@ def _compare(options: Namespace, report: Report) -> None:
     model = resolve_model(options.model)
     with ExitStack() as stack:
         report.note("starting the engine in process")
-        settings = {**limits, "model": str(model), "dtype": options.dtype, "threads": options.threads}
+        settings = {**limits, "model": str(model), "precision": options.dtype, "threads": options.threads}
         engine = Contender(IN_PROCESS, "warmroot_peer", settings)
         stack.callback(engine.close)
         report.note("starting the cluster")

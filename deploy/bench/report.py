@@ -95,21 +95,26 @@ class Report:
         columns = ("", "output tok/s", "decode tok/s", "TTFT p50 ms", "p90 ms", "ITL p50 ms", "p99 ms", "cached")
         self.table(title, columns, [_row(name, summary) for name, summary in by_name.items()])
 
-    def bar(self, name: str, value: float, bound: float, *, at_least: bool = True) -> None:
+    def bar(self, name: str, value: float, wanted: float, *, at_least: bool = True) -> None:
         """Hold a figure against its bound."""
-        self._bars[name] = Bar(value, bound, at_least)
+        self._bars[name] = Bar(value, wanted, at_least)
 
     def finish(self) -> int:
         """Print the bars and the JSON object. The exit status: 0, or 1 if a bar does not hold."""
         if self._bars:
             rows = [
-                (name, f"{bar.value:.3f}", f"{'>=' if bar.at_least else '<='} {bar.bound:g}", "yes" if bar.ok else "NO")
+                (
+                    name,
+                    f"{bar.value:.3f}",
+                    f"{'>=' if bar.at_least else '<='} {bar.wanted:g}",
+                    "yes" if bar.holds else "NO",
+                )
                 for name, bar in self._bars.items()
             ]
-            self.table("Bars", ("", "value", "bound", "holds"), rows)
+            self.table("Bars", ("", "value", "wanted", "holds"), rows)
         self.result["bars"] = {name: bar.to_json() for name, bar in self._bars.items()}
         print(json.dumps(_plain(self.result), separators=(",", ":")), file=self._stdout, flush=True)
-        return 0 if all(bar.ok for bar in self._bars.values()) else 1
+        return 0 if all(bar.holds for bar in self._bars.values()) else 1
 
 
 def _row(name: str, run: Summary) -> tuple[str, ...]:

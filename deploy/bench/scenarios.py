@@ -1,6 +1,6 @@
-"""What ``bench engine`` measures: streams at several concurrencies, a shared prefix, and caching without hits."""
+"""What ``bench engine`` measures: streams, TTFT, a shared prefix, caching without hits, steps beside kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from .contender import Contender, take_turns
 from .metrics import Summary, median_ratio, median_summary, summarize
 from .peers.protocol import Job
+from .quality import QualitySizes
 from .report import Report
 from .workload import OUTPUT_TOKENS, PROMPT_TOKENS, LengthRange, Workloads, prefill_only
 
@@ -20,6 +21,8 @@ class Sizes:
 
     prompt: LengthRange
     output: LengthRange
+    ttft_prompt: LengthRange
+    ttft_requests: int
     shared_requests: int
     shared_prefix: int
     shared_suffix: LengthRange
@@ -27,6 +30,11 @@ class Sizes:
     zero_hit_requests: int
     zero_hit_prompt: LengthRange
     zero_hit_output: LengthRange
+    zero_hit_pairs: int
+    quality: QualitySizes
+    step_batch: int
+    step_context: int
+    steps: int
 
     @property
     def longest(self) -> int:
@@ -35,6 +43,7 @@ class Sizes:
             self.prompt.high + self.output.high,
             self.shared_prefix + self.shared_suffix.high + self.shared_output.high,
             self.zero_hit_prompt.high + self.zero_hit_output.high,
+            self.quality.window,
         )
         return max(ends)
 
@@ -42,6 +51,8 @@ class Sizes:
 FULL = Sizes(
     prompt=PROMPT_TOKENS,
     output=OUTPUT_TOKENS,
+    ttft_prompt=LengthRange(128, 128),
+    ttft_requests=20,
     shared_requests=32,
     shared_prefix=1024,
     shared_suffix=LengthRange(16, 64),
@@ -49,10 +60,17 @@ FULL = Sizes(
     zero_hit_requests=16,
     zero_hit_prompt=LengthRange(128, 256),
     zero_hit_output=LengthRange(32, 64),
+    zero_hit_pairs=20,
+    quality=QualitySizes(num_windows=8, window=512),
+    step_batch=8,
+    step_context=300,
+    steps=64,
 )
 QUICK = Sizes(
     prompt=LengthRange(16, 32),
     output=LengthRange(4, 8),
+    ttft_prompt=LengthRange(32, 32),
+    ttft_requests=2,
     shared_requests=4,
     shared_prefix=128,
     shared_suffix=LengthRange(4, 8),
@@ -60,6 +78,11 @@ QUICK = Sizes(
     zero_hit_requests=4,
     zero_hit_prompt=LengthRange(16, 32),
     zero_hit_output=LengthRange(4, 8),
+    zero_hit_pairs=2,
+    quality=QualitySizes(num_windows=1, window=64),
+    step_batch=4,
+    step_context=32,
+    steps=4,
 )
 
 
@@ -75,7 +98,7 @@ def measure_streams(
     report: Report, contenders: Sequence[Contender], rounds: Sequence[list[Job]], concurrency: int
 ) -> dict[str, Any]:
     """Prefill alone, then prompts with their outputs, at one concurrency."""
-    prefills = take_turns(contenders, [prefill_only(jobs) for jobs in rounds], concurrency)
+    prefills = take_turns(contenders, [prefill_only(rounds[0])], concurrency)
     runs = take_turns(contenders, rounds, concurrency)
     title = f"{concurrency} streams, {len(rounds[0])} requests" if concurrency > 1 else "single stream"
     report.summaries(title, {name: median_summary(summaries) for name, summaries in runs.items()})
@@ -90,27 +113,54 @@ def measure_streams(
             }
             for name, summaries in runs.items()
         },
-        "ratios": _ratios(runs, prefills),
+        "ratios": _ratios(
+            {
+                "output": (runs, "output_tokens_per_s"),
+                "decode": (runs, "decode_tokens_per_s"),
+                "prefill": (prefills, "prompt_tokens_per_s"),
+                "ttft": (runs, "ttft_p50_s"),
+            }
+        ),
     }
 
 
-def _ratios(
-    runs: dict[str, list[Summary]], prefills: dict[str, list[Summary]]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """[contender][other]: medians of the ratios round by round; above 1 the first is faster, or, for TTFT, slower."""
+def measure_ttft(report: Report, contenders: Sequence[Contender], jobs: Sequence[Job]) -> dict[str, Any]:
+    """Single requests, one at a time: contenders take turns with each."""
+    runs = take_turns(contenders, [[job] for job in jobs], 1)
+    medians = {name: median(run.ttft_p50_s for run in summaries) for name, summaries in runs.items()}
+    rows = [(name, f"{seconds * 1e3:.1f}") for name, seconds in medians.items()]
+    report.table(f"prompts of {len(jobs[0].prompt)} tokens, one at a time", ("", "TTFT p50 ms"), rows)
+    return {"requests": len(jobs), "ttft_p50_s": medians, "ratios": _ratios({"ttft": (runs, "ttft_p50_s")})}
 
-    def compare(name: str, other: str) -> dict[str, float]:
-        def ratio(results: dict[str, list[Summary]], field: str) -> float:
-            return median_ratio(*([getattr(run, field) for run in results[key]] for key in (name, other)))
 
-        return {
-            "output": ratio(runs, "output_tokens_per_s"),
-            "decode": ratio(runs, "decode_tokens_per_s"),
-            "prefill": ratio(prefills, "prompt_tokens_per_s"),
-            "ttft": ratio(runs, "ttft_p50_s"),
+def measure_step(report: Report, ours: Contender, prompts: list[list[int]], num_steps: int) -> dict[str, float]:
+    """What the engine adds to the kernels while these prompts decode."""
+    cost: dict[str, float] = ours.call("step_cost", prompts=prompts, num_steps=num_steps)
+    whole, kernels, share = cost["step_s"] * 1e3, cost["kernels_s"] * 1e3, cost["overhead_share"]
+    report.note(
+        f"{ours.name}: a step of {len(prompts)} takes {whole:.2f} ms, {kernels:.2f} of it kernels: {share:.1%} is not"
+    )
+    return cost
+
+
+def _ratios(figures: Mapping[str, tuple[dict[str, list[Summary]], str]]) -> dict[str, dict[str, dict[str, float]]]:
+    """[contender][other][figure], from ``figures``: (runs by contender, field).
+
+    Medians of the ratios round by round; above 1 the first is faster, or, for TTFT, slower.
+    """
+
+    def ratio(name: str, other: str, runs: dict[str, list[Summary]], field: str) -> float:
+        return median_ratio(*([getattr(run, field) for run in runs[key]] for key in (name, other)))
+
+    names = list(next(iter(figures.values()))[0])
+    return {
+        name: {
+            other: {figure: ratio(name, other, *source) for figure, source in figures.items()}
+            for other in names
+            if other != name
         }
-
-    return {name: {other: compare(name, other) for other in runs if other != name} for name in runs}
+        for name in names
+    }
 
 
 def measure_shared_prefix(

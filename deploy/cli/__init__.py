@@ -15,7 +15,7 @@ COMMANDS = {
     "complete": "complete a prompt on a running endpoint",
     "status": "show the models, replicas and load of a running endpoint",
     "plan": "say what a model needs and how many sequences fit",
-    "bench": "measure: engine, overhead or routing",
+    "bench": "measure: engine, curves, overhead or routing",
 }
 
 

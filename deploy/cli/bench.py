@@ -1,4 +1,4 @@
-"""``warmroot bench engine|overhead|routing``."""
+"""``warmroot bench engine|curves|overhead|routing``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,7 +7,8 @@ from ...cluster.config_errors import did_you_mean
 from ...cluster.errors import ConfigError
 
 BENCHES = {
-    "engine": "tokens/s of the engine beside the peers that are installed",
+    "engine": "speed and quality of the engine beside the peers that are installed",
+    "curves": "tokens/s against batch, context, chunk and threads, as a plot",
     "overhead": "what HTTP, router and channel cost over the engine alone",
     "routing": "cached tokens and time to first token under each routing policy",
 }

@@ -52,7 +52,7 @@ def test_medians_over_rounds() -> None:
 
 
 def test_bars() -> None:
-    assert Bar(0.9, 0.9).ok and not Bar(0.89, 0.9).ok
-    assert Bar(0.02, 0.02, at_least=False).ok and not Bar(0.03, 0.02, at_least=False).ok
-    assert not Bar(math.nan, 0.0).ok and not Bar(math.nan, 0.0, at_least=False).ok
-    assert Bar(2.0, 1.0).to_json() == {"value": 2.0, "bound": 1.0, "op": ">=", "ok": True}
+    assert Bar(0.9, 0.9).holds and not Bar(0.89, 0.9).holds
+    assert Bar(0.02, 0.02, at_least=False).holds and not Bar(0.03, 0.02, at_least=False).holds
+    assert not Bar(math.nan, 0.0).holds and not Bar(math.nan, 0.0, at_least=False).holds
+    assert Bar(2.0, 1.0).to_json() == {"value": 2.0, "wanted": 1.0, "op": ">=", "holds": True}

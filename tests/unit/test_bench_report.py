@@ -28,7 +28,7 @@ def test_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> Non
     result = json.loads(out[-1])
     assert result["bench"] == "demo" and result["parameters"] == {"seed": 3}
     assert result["figures"] == {"a": None, "b": [1.23457, 2]}
-    assert result["bars"]["fast enough"]["ok"] is True
+    assert result["bars"]["fast enough"]["holds"] is True
     assert result["machine"]["cores"] == os.cpu_count()
     assert "working" in "\n".join(out[:-1])
 
@@ -77,7 +77,7 @@ OPTIONS = {
     "threads": 2, "streams": (1, 8), "max_model_len": 256, "max_num_seqs": 32, "seed": 0, "dtype": ("fp16", "fp32"),
     "peers": "none",
     "llama_python": None, "llama_dtype": ("fp16", "q8_0"),
-    "vllm_python": None, "vllm_dtype": "fp32", "vllm_eager": True,
+    "vllm_python": None, "vllm_dtype": ("fp32", "bf16"), "vllm_eager": True,
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_lineup_of_our_precisions_and_peers() -> None:
     assert [entry.is_ours for entry in entries] == [True, True, False, False]
     assert entries[2].settings["max_num_seqs"] == 32
     options.peers, options.vllm_python = "vllm", sys.executable
-    assert lineup(options, Path(__file__).parent, Path("scratch"))[-1].name == "vllm fp32 eager"
+    assert lineup(options, Path(__file__).parent, Path("scratch"))[-1].name == "vllm bf16 eager"
 
 
 @pytest.mark.parametrize(("peers", "message"), [("vllm", "vllm is not installed"), ("gpt", "'gpt' is not one of")])

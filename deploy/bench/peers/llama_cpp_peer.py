@@ -6,14 +6,12 @@ Each step is one batch: a token of every running sequence, then prompt tokens up
 import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import llama_cpp  # pyright: ignore[reportMissingImports]
 
 from .protocol import Job, News, serve
 
-_FILE_TYPES = {"fp32": 0, "fp16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
 _BATCH_TOKENS = 2048
 
 
@@ -29,14 +27,14 @@ class _Sequence:
 
 
 class LlamaCppBackend:
-    """``weights`` is a GGUF file; ``dtype`` other than "file" converts it first."""
+    """``model`` is a GGUF file, ``dtype`` what it holds."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
-        path = _converted(Path(settings["weights"]), settings["dtype"], Path(settings["scratch"]))
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        path = settings["model"]
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self._context = llama_cpp.llama_init_from_model(self._model, _context_params(settings))
@@ -128,22 +126,6 @@ def _context_params(settings: dict[str, Any]) -> Any:
     params.n_threads = params.n_threads_batch = settings["threads"]
     params.kv_unified = settings["kv_unified"]
     return params
-
-
-def _converted(source: Path, dtype: str, scratch: Path) -> Path:
-    """The file in another precision, converted once by llama.cpp's own quantiser."""
-    if dtype == "file":
-        return source
-    target = scratch / f"{source.stem}.{dtype}.gguf"
-    if not target.exists():
-        params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype = _FILE_TYPES[dtype]
-        params.allow_requantize = True
-        unfinished = target.with_suffix(".part")
-        if llama_cpp.llama_model_quantize(str(source).encode(), str(unfinished).encode(), ctypes.byref(params)):
-            raise RuntimeError(f"llama.cpp cannot convert {source} to {dtype}")
-        unfinished.rename(target)
-    return target
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What the bench and the process of an engine say to each other, and the loop that loads the engine.
 
 One JSON object per line. The bench's first line is the engine's settings; the answer is its facts. Then every line
-``{"jobs", "concurrency", "reset", "variant"}`` is answered by ``{"timings", "cpu_s"}``.
+``{"jobs", "concurrency", "reset", "variant"}`` is answered by ``{"timings", "cpu_s"}``, and every line ``{"call",
+"arguments"}`` by what that method of the engine returns.
 """
 
 import json
@@ -50,11 +51,15 @@ class News:
     cached_tokens: int | None = None
 
 
-class Backend(Protocol):
-    """An engine that batches continuously, or as well as it can."""
+class Started(Protocol):
+    """What has been built from the settings."""
 
     facts: dict[str, Any]
     """Version, precision and settings, for the report."""
+
+
+class Backend(Started, Protocol):
+    """An engine that batches continuously, or as well as it can."""
 
     def select(self, variant: str) -> None:
         """Switch to a variant of the engine that lives in the same process."""
@@ -95,14 +100,14 @@ def drive(
     return timings
 
 
-def serve(build: Callable[[dict[str, Any]], Backend]) -> None:
-    """The main loop of an engine's process: settings in, facts out, then a run per line until the input ends."""
+def serve(build: Callable[[dict[str, Any]], Started]) -> None:
+    """The main loop of an engine's process: settings in, facts out, then an answer per line until the input ends."""
     answers = _claim_stdout()
     settings = json.loads(sys.stdin.readline())
     backend = build(settings)
     _say(answers, backend.facts)
     for line in sys.stdin:
-        _say(answers, _run(backend, json.loads(line)))
+        _say(answers, _obey(backend, json.loads(line)))
 
 
 def _claim_stdout() -> TextIO:
@@ -110,6 +115,10 @@ def _claim_stdout() -> TextIO:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
+
+
+def _obey(backend: Any, order: dict[str, Any]) -> Any:
+    return getattr(backend, order["call"])(**order["arguments"]) if "call" in order else _run(backend, order)
 
 
 def _run(backend: Backend, order: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +131,6 @@ def _run(backend: Backend, order: dict[str, Any]) -> dict[str, Any]:
     return {"timings": [timing.to_wire() for timing in timings], "cpu_s": time.process_time() - cpu}
 
 
-def _say(answers: TextIO, value: dict[str, Any]) -> None:
+def _say(answers: TextIO, value: Any) -> None:
     answers.write(json.dumps(value) + "\n")
     answers.flush()

@@ -55,6 +55,13 @@ class TransformersBackend:
             self._batch = []
         return news
 
+    @torch.inference_mode()
+    def score(self, prompt: list[int]) -> dict[str, Any]:
+        """Of each token but the first: its log-probability after those before it, and the likeliest token there."""
+        logits = self._model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, :-1].float()
+        chosen = logits.log_softmax(1).gather(1, torch.tensor(prompt[1:])[:, None])
+        return {"logprobs": chosen.flatten().tolist(), "argmax": logits.argmax(1).tolist()}
+
     def _begin(self) -> None:
         self._batch, self._waiting = self._waiting, []
         self._num_output = 0

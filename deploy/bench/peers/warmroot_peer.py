@@ -8,35 +8,24 @@ reset it, or ask for prompts that it has never seen.
 import itertools
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from ....actors.engine.config import EngineConfig
 from ....actors.engine.engine import Engine
-from ....actors.runner.load import KvMemoryConfig, load_runner
 from ....cluster.errors import EngineError
 from ....cluster.ids import BlockHash, RequestId
-from ....cluster.messages import FinishReason, GenerateRequest
+from ....cluster.messages import FinishReason, GenerateRequest, TokenDelta
 from ....cluster.sampling_params import SamplingParams
 from .protocol import Job, News, serve
-
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "auto": "auto"}
+from .step_cost import measure_steps
+from .warmroot_model import facts, load
 
 
 class WarmrootBackend:
-    """Settings: ``model``, ``dtype``, ``threads``, ``max_model_len``, ``max_num_seqs``, ``num_kv_blocks``."""
+    """See ``warmroot_model.load`` for the settings."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        torch.set_num_threads(settings["threads"])
-        runner = load_runner(
-            Path(settings["model"]),
-            dtype=_DTYPES[settings["dtype"]],
-            kv=KvMemoryConfig(num_kv_blocks=settings["num_kv_blocks"]),
-            max_model_len=settings["max_model_len"],
-            max_num_seqs=settings["max_num_seqs"],
-        )
+        runner = load(settings)
 
         def engine(prefix_caching: bool) -> Engine:
             config = EngineConfig(
@@ -47,18 +36,12 @@ class WarmrootBackend:
             )
             return Engine(runner, config, time.monotonic, BlockHash(bytes(16)))
 
+        self._runner = runner
         self._engines = {"cached": engine(True), "uncached": engine(False)}
         self._engine = self._engines["cached"]
         self._ids = itertools.count()
         self._index: dict[RequestId, int] = {}
-        self.facts = {
-            "torch": torch.__version__,
-            "dtype": settings["dtype"],
-            "kv_dtype": str(runner.kv_dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-            "num_kv_blocks": runner.num_blocks,
-            "driver": "Engine.step",
-        }
+        self.facts = {**facts(settings, runner), "driver": "Engine.step"}
 
     def select(self, variant: str) -> None:
         """With the prefix cache or without."""
@@ -71,21 +54,52 @@ class WarmrootBackend:
 
     def add(self, index: int, job: Job) -> None:
         """Queue a request."""
-        request_id = RequestId(f"bench-{next(self._ids)}")
-        self._index[request_id] = index
         params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, seed=0)
-        self._engine.add(GenerateRequest(request_id=request_id, prompt_token_ids=job.prompt, params=params))
+        self._index[self._add(self._engine, job.prompt, params)] = index
 
     def step(self) -> Iterable[News]:
         """One engine step, with the events that a router would be sent."""
-        deltas = self._engine.step()
-        self._engine.drain_events()
-        news: list[News] = []
-        for delta in deltas:
-            if delta.finish_reason is FinishReason.ERROR:
-                raise EngineError(delta.error or "the engine failed")
-            news.append(News(self._index[delta.request_id], len(delta.token_ids), delta.cached_tokens))
-        return news
+        deltas = _stepped(self._engine)
+        return [News(self._index[delta.request_id], len(delta.token_ids), delta.cached_tokens) for delta in deltas]
+
+    def score(self, prompt: list[int]) -> dict[str, Any]:
+        """Of each token but the first: its log-probability after those before it, and the likeliest token there."""
+        engine = self._engines["uncached"]
+        self._add(engine, prompt, SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1, seed=0))
+        found = [entry for delta in _until_done(engine) for entry in delta.prompt_logprobs or () if entry is not None]
+        return {"logprobs": [entry.logprob for entry in found], "argmax": [entry.top[0][0] for entry in found]}
+
+    def step_cost(self, prompts: list[list[int]], num_steps: int) -> dict[str, Any]:
+        """What a step costs while these prompts decode; see ``measure_steps``."""
+        engine = self._engines["cached"]
+        params = SamplingParams(temperature=0.0, max_tokens=2 * num_steps + len(prompts) + 64, ignore_eos=True, seed=0)
+        ids = [self._add(engine, prompt, params) for prompt in prompts]
+        first = set(ids)
+        while first:
+            first -= {delta.request_id for delta in _stepped(engine)}
+        result = measure_steps(engine, self._runner, num_steps)
+        for request_id in ids:
+            engine.abort(request_id)
+        return result
+
+    def _add(self, engine: Engine, prompt: list[int], params: SamplingParams) -> RequestId:
+        request_id = RequestId(f"bench-{next(self._ids)}")
+        engine.add(GenerateRequest(request_id=request_id, prompt_token_ids=prompt, params=params))
+        return request_id
+
+
+def _stepped(engine: Engine) -> list[TokenDelta]:
+    deltas = engine.step()
+    engine.drain_events()
+    for delta in deltas:
+        if delta.finish_reason is FinishReason.ERROR:
+            raise EngineError(delta.error or "the engine failed")
+    return deltas
+
+
+def _until_done(engine: Engine) -> Iterable[TokenDelta]:
+    while engine.has_work:
+        yield from _stepped(engine)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""The runner that our own contenders load, in the precision that the bench names."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....actors.runner.load import KvMemoryConfig, load_runner
+from ....actors.runner.runner import ModelRunner
+from ....cluster.errors import ConfigError
+
+_DENSE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Precisions for which weights are dequantised, with their dtype; GGUF types mean the file as packed."""
+
+
+def load(settings: dict[str, Any]) -> ModelRunner:
+    """Settings: ``model``, ``precision``, ``threads``, ``max_model_len``, ``max_num_seqs``, ``num_kv_blocks``."""
+    torch.set_num_threads(settings["threads"])
+    dtype, quantization = weights_format(settings["precision"])
+    return load_runner(
+        Path(settings["model"]),
+        dtype=dtype,
+        kv=KvMemoryConfig(num_kv_blocks=settings["num_kv_blocks"]),
+        max_model_len=settings["max_model_len"],
+        max_num_seqs=settings["max_num_seqs"],
+        **_quantised(settings["precision"], quantization),
+    )
+
+
+def weights_format(precision: str) -> tuple[str, str]:
+    """(``dtype``, ``quantization``) of the configuration."""
+    if precision in _DENSE:
+        return _DENSE[precision], "none"
+    return "auto", "int8" if precision == "int8" else "auto"
+
+
+def _quantised(precision: str, quantization: str) -> dict[str, Any]:
+    if "quantization" in inspect.signature(load_runner).parameters:
+        return {"quantization": quantization}
+    if precision not in _DENSE:
+        raise ConfigError(f"this engine cannot compute from {precision} weights", param="dtype")
+    return {}
+
+
+def facts(settings: dict[str, Any], runner: ModelRunner) -> dict[str, Any]:
+    """For the report."""
+    return {
+        "torch": torch.__version__,
+        "dtype": settings["precision"],
+        "kv_dtype": str(runner.kv_dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "num_kv_blocks": runner.num_blocks,
+    }
