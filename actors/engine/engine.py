@@ -1,7 +1,7 @@
 """One replica's engine: requests in, token deltas out, one step at a time.
 
-``step`` does it all. A caller with an event loop uses the halves: ``begin`` schedules and submits, ``end`` takes the
-result, and requests may be added and aborted in between.
+``step`` does it all. A caller with a thread or an event loop uses the halves: ``begin`` schedules and submits, ``end``
+takes the oldest result, and requests may be added and aborted in between.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class Engine:
         self.config = config
         self.namespace = namespace
         self.cache = PrefixCache(executor.layout, executor.num_blocks, enabled=config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.cache, config)
+        self.scheduler = Scheduler(self.cache, config, chains=executor.chains)
         self.max_tokens = min(config.max_model_len, self.cache.max_tokens())
         """Prompt and output tokens that one sequence can have here."""
         self._executor = executor
@@ -40,6 +40,7 @@ class Engine:
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: deque[tuple[int, float, dict[Request, int]]] = deque()
         self._pending: list[TokenDelta] = []
+        self._last_end = float("-inf")
         self._num_added = 0
         self._num_steps = 0
         self._failure: str | None = None
@@ -99,14 +100,14 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self.scheduler.remove([request])
-            if not request.in_flight:  # else its id and its pages stay taken until the step is done
+            if not request.num_in_flight:  # else its id and its pages stay taken until the step is done
                 del self._requests[request_id]
 
     def step(self) -> list[TokenDelta]:
         """Schedule, run and account one step. Raises EngineError after a failure has been reported by deltas."""
         self._check_alive()
         try:
-            return self.end(self._executor.result()) if self.begin() else self.take_pending()
+            return self.end(self._executor.result()) if self.begin_all() else self.take_pending()
         except Exception as error:  # whatever the executor meets, its requests must end
             return self.fail(f"{type(error).__name__}: {error}")
 
@@ -122,6 +123,12 @@ class Engine:
         self._executor.submit(plan)
         return True
 
+    def begin_all(self) -> bool:
+        """Submit as many steps as the executor makes use of. False: none is in flight."""
+        while len(self._in_flight) < self._executor.max_in_flight and self.begin():
+            pass
+        return bool(self._in_flight)
+
     def end(self, result: StepResult) -> list[TokenDelta]:
         """Account the oldest step in flight."""
         step, began, chunks = self._in_flight[0]
@@ -130,13 +137,16 @@ class Engine:
         if result.step != step:
             return self.fail(f"the result of step {result.step} came for step {step}")
         self._in_flight.popleft()
-        self._throughput.record(sum(chunks.values()), self._clock() - began)
+        now = self._clock()
+        self._throughput.record(sum(chunks.values()), now - max(began, self._last_end))
+        self._last_end = now
         answers = {answer.request_id: answer for answer in result.sequences}
         deltas = self.take_pending()
         for request, num_tokens in chunks.items():
             if request.status is Status.FINISHED:
                 self.scheduler.landed(request)
-                del self._requests[request.id]
+                if not request.num_in_flight:
+                    del self._requests[request.id]
                 continue
             self.scheduler.computed(request, num_tokens)
             answer = answers.get(request.id)
@@ -159,9 +169,12 @@ class Engine:
             end = request.end(self.config.eos_token_ids)
             if end is None:
                 end, error = (FinishReason.ERROR, None), "the step sampled no token"
+        if not request.num_in_flight:
+            request.num_expected = len(request.tokens)
         if end is not None:
-            self._requests.pop(request.id)
             self.scheduler.remove([request])
+            if not request.num_in_flight:
+                del self._requests[request.id]
         first = not request.reported
         request.reported = True
         logprobs = answer.logprobs if answer is not None else None
@@ -186,7 +199,7 @@ class Engine:
         for request in self._requests.values():
             if request.status is not Status.FINISHED:
                 deltas.append(_last_delta(request, FinishReason.ERROR, None, message))
-            request.in_flight = False
+            request.num_in_flight = 0
         self.scheduler.remove(self._requests.values())
         self._requests.clear()
         return deltas

@@ -19,6 +19,16 @@ class Executor(Protocol):
         """Pages in the pool, the null page included."""
         ...
 
+    @property
+    def max_in_flight(self) -> int:
+        """Submitted steps that it makes use of at once; 1: it has nothing to do with the next before this one is done."""
+        ...
+
+    @property
+    def chains(self) -> bool:
+        """Whether a sequence should decode in a step while an earlier one still samples the token that this needs."""
+        ...
+
     def submit(self, plan: StepPlan) -> None:
         """Start a step."""
         ...

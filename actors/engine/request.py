@@ -21,20 +21,25 @@ class Status(IntEnum):
 
 
 class Request:
-    """One sequence: ``tokens`` are prompt and output, of which the first ``num_computed`` have their KV in pages."""
+    """One sequence: ``tokens`` are prompt and output, of which the first ``num_computed`` have their KV in pages.
+
+    Steps in flight have been given tokens up to ``num_scheduled``, and will bring the sequence to ``num_expected``.
+    """
 
     __slots__ = (
         "cached_tokens",
         "id",
-        "in_flight",
         "known",
         "lease",
         "max_tokens",
         "namespace",
         "node",
         "num_computed",
+        "num_expected",
+        "num_in_flight",
         "num_preemptions",
         "num_prompt",
+        "num_scheduled",
         "num_sent_blocks",
         "order",
         "overtaken",
@@ -64,12 +69,15 @@ class Request:
         self.order = order
         self.status = Status.WAITING
         self.num_computed = 0
+        self.num_scheduled = 0
+        self.num_expected = len(self.tokens)
+        self.num_in_flight = 0
+        """Steps that have been submitted with it and have not landed."""
         self.num_preemptions = 0
         self.overtaken = 0
         self.lease: KvLease | None = None
         self.known = False
         """Whether the ranks have it."""
-        self.in_flight = False
         self.num_sent_blocks = 0
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache when it first started."""
@@ -87,7 +95,7 @@ class Request:
         """Back to waiting, with nothing computed; the output so far is kept."""
         self.status = Status.WAITING
         self.num_preemptions += 1
-        self.num_computed = 0
+        self.num_computed = self.num_scheduled = 0
         self.packed = pack_tokens(self.tokens)
         self.node = None
         if self.prompt_logprobs is not None:
@@ -102,6 +110,11 @@ class Request:
     def num_output(self) -> int:
         """Output tokens, those of an earlier replica included."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether its last token is still being sampled."""
+        return self.num_expected > len(self.tokens)
 
     @property
     def reads_cache(self) -> bool:

@@ -2,7 +2,11 @@
 
 There is no prefill phase and no decode phase: a request has tokens and computed tokens, and a step computes some of
 those that are missing. Decodes (one token missing) go first, then running prefills, then new requests, within the
-budget. A request is in at most one step at a time, so several plans may be in flight with different requests.
+budget.
+
+Several plans may be in flight. Ranks run them in order, so the chunks of a prompt can follow each other at once. With
+``chains`` a decode follows the step that samples its token, on trust: a request that turns out to have ended keeps its
+pages until that step has landed, and what it computed is ignored.
 """
 
 from collections.abc import Iterable
@@ -30,10 +34,11 @@ class Draft:
 class Scheduler:
     """Running and waiting requests, and the pages they hold."""
 
-    def __init__(self, cache: PrefixCache, config: EngineConfig) -> None:
+    def __init__(self, cache: PrefixCache, config: EngineConfig, *, chains: bool = False) -> None:
         self.cache = cache
         self.running: list[Request] = []
         self._config = config
+        self._chains = chains
         self._block_size = cache.layout.block_size
         self.waiting = WaitingQueue(cache.tree, self._block_size, config.max_overtakes, config.warm_candidates)
         self._dropped: list[RequestId] = []
@@ -46,9 +51,9 @@ class Scheduler:
         prefills: list[Request] = []
         # Preemption takes requests out of ``running`` meanwhile.
         for request in tuple(self.running):
-            if request.in_flight or request.status is not Status.RUNNING:
+            if request.status is not Status.RUNNING or not self._may_go_on(request):
                 continue
-            if len(request.tokens) - request.num_computed > 1:
+            if request.num_expected - request.num_scheduled > 1:
                 prefills.append(request)
             else:
                 self._advance(request, draft)
@@ -61,20 +66,30 @@ class Scheduler:
             self._admit(draft)
         return (self._plan(draft, step), draft.chunks) if draft.chunks else None
 
+    def _may_go_on(self, request: Request) -> bool:
+        """Whether there are tokens to run beside what is in flight."""
+        if not request.num_in_flight:
+            return True
+        if request.awaits_token:
+            return self._chains and request.num_expected < request.max_tokens
+        return request.num_scheduled < request.num_expected
+
     def _advance(self, request: Request, draft: Draft) -> None:
         """Run the request's missing tokens, as many as fit, preempting others if it has no page to run one."""
-        lease, computed = request.lease, request.num_computed
+        lease, start = request.lease, request.num_scheduled
         if lease is None:
             raise InvariantError(f"running request {request.id} holds nothing")
-        chunk = min(len(request.tokens) - computed, draft.budget)
+        chunk = min(request.num_expected - start, draft.budget)
         if self._windowed:
-            self.cache.slide(lease, computed)
-        while not self.cache.grow(lease, computed + chunk):
-            to_boundary = self._block_size - computed % self._block_size
+            self.cache.slide(lease, request.num_computed)  # later ones are not in the tree yet
+        while not self.cache.grow(lease, start + chunk):
+            to_boundary = self._block_size - start % self._block_size
             if chunk > to_boundary:
                 chunk = to_boundary
                 continue
-            victim = max((r for r in self.running if not r.in_flight), key=_importance)
+            if request.num_in_flight:
+                return
+            victim = max((r for r in self.running if not r.num_in_flight), key=_importance)
             self._preempt(victim, draft)
             if victim is request:
                 return
@@ -148,7 +163,7 @@ class Scheduler:
             self.cache.release(lease)
             return False
         request.lease = lease
-        request.num_computed = computed
+        request.num_computed = request.num_scheduled = computed
         if request.cached_tokens is None:
             request.cached_tokens = min(computed, request.num_prompt)
         draft.chunks[request] = chunk
@@ -163,21 +178,24 @@ class Scheduler:
             lease, blocks, sent = request.lease, self._no_blocks, request.num_sent_blocks
             if lease is None:
                 raise InvariantError(f"scheduled request {request.id} holds nothing")
-            request.in_flight = True
             request.num_sent_blocks = len(lease.tables[0])
-            copies += lease.copies
             if not request.known:
                 request.known = True
+                copies += lease.copies
                 new.append(_new_sequence(request, lease.tables))
             elif request.num_sent_blocks > sent:
                 blocks = tuple(table[sent:] for table in lease.tables)
-            end = request.num_computed + chunk
+            start, end = request.num_scheduled, request.num_scheduled + chunk
+            samples = end == request.num_expected and end < request.max_tokens
+            request.num_in_flight += 1
+            request.num_scheduled = end
+            request.num_expected += samples
             sequences.append(
                 SequenceStep(
                     request_id=request.id,
-                    num_computed=request.num_computed,
+                    num_computed=start,
                     num_tokens=chunk,
-                    samples=end == len(request.tokens) and end < request.max_tokens,
+                    samples=samples,
                     new_blocks=blocks,
                 )
             )
@@ -186,7 +204,7 @@ class Scheduler:
 
     def computed(self, request: Request, num_tokens: int) -> None:
         """A step has computed ``num_tokens`` of a request: its full blocks are cached from now on."""
-        request.in_flight = False
+        request.num_in_flight -= 1
         lease = request.lease
         if lease is None:
             raise InvariantError(f"request {request.id} was in flight and holds nothing")
@@ -201,13 +219,13 @@ class Scheduler:
             if request.status is Status.WAITING:
                 self.waiting.remove(request)
             request.status = Status.FINISHED
-            if not request.in_flight and request.lease is not None:
+            if not request.num_in_flight and request.lease is not None:
                 self.running.remove(request)
                 self._let_go(request)
 
     def landed(self, request: Request) -> None:
-        """The step of a request that was removed meanwhile is done."""
-        request.in_flight = False
+        """A step of a request that was removed meanwhile is done."""
+        request.num_in_flight -= 1
         self.remove([request])
 
     def _let_go(self, request: Request) -> None:

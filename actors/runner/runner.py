@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Runs a plan when its result is asked for. Implements ``Executor``."""
 
+    max_in_flight = 1
+    chains = True
+
     def __init__(
         self,
         decoder: Decoder,

@@ -73,6 +73,8 @@ class ScriptedExecutor:
     num_blocks: int
     vocab_size: int = 3
     fail_at: int | None = None
+    max_in_flight: int = 1
+    chains: bool = False
     plans: list[StepPlan] = field(default_factory=list)
     results: deque = field(default_factory=deque)
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
@@ -170,12 +172,15 @@ class Harness:
         block_size: int = 4,
         vocab_size: int = 3,
         fail_at: int | None = None,
+        max_in_flight: int = 1,
+        chains: bool = False,
         config: EngineConfig | None = None,
         **options,
     ) -> None:
         options = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 32} | options
         self.clock = ManualClock()
-        self.executor = ScriptedExecutor(KvLayout.of(windows, block_size), num_blocks, vocab_size, fail_at)
+        layout = KvLayout.of(windows, block_size)
+        self.executor = ScriptedExecutor(layout, num_blocks, vocab_size, fail_at, max_in_flight, chains)
         self.engine = Engine(self.executor, config or EngineConfig(**options), self.clock, NAMESPACE)
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.known: dict[BlockHash, tuple[BlockHash, bytes]] = {}

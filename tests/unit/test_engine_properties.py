@@ -22,11 +22,15 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([None, 1, 5]),
         overtakes=st.integers(0, 3),
         caching=st.sampled_from([True, True, True, False]),
+        in_flight=st.integers(1, 3),
+        chains=st.booleans(),
     )
-    def start(self, windows, num_blocks, max_num_seqs, budget, chunk, overtakes, caching):
+    def start(self, windows, num_blocks, max_num_seqs, budget, chunk, overtakes, caching, in_flight, chains):
         self.harness = Harness(
             num_blocks=num_blocks,
             windows=windows,
+            max_in_flight=in_flight,
+            chains=chains,
             max_model_len=60,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + budget,
@@ -45,10 +49,12 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "tenant"]),
         done=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        stops=st.sampled_from([(), (), (0,), (1, 2)]),
+        min_tokens=st.integers(0, 3),
     )
-    def add(self, parts, max_tokens, priority, copies, salt, done, prompt_logprobs):
+    def add(self, parts, max_tokens, priority, copies, salt, done, prompt_logprobs, stops, min_tokens):
         prompt = [token for part in parts for token in part]
-        output = expected_output(prompt, min(done, max(0, max_tokens - 1)), 3)
+        output = [] if stops else expected_output(prompt, min(done, max(0, max_tokens - 1)), 3)
         for _ in range(copies):
             request_id = f"r{len(self.requests)}"
             try:
@@ -59,6 +65,8 @@ class EngineMachine(RuleBasedStateMachine):
                     priority=priority,
                     salt=salt,
                     max_tokens=max_tokens,
+                    stop_token_ids=stops,
+                    min_tokens=min(min_tokens, max_tokens),
                     prompt_logprobs=prompt_logprobs,
                 )
             except ContextTooLongError:
@@ -96,6 +104,13 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(sum(plans)):
             self.harness.record(engine.end(executor.result()))
 
+    @rule()
+    def drain(self):
+        """Nothing new is submitted before all has landed."""
+        while self.harness.engine.num_in_flight:
+            self.harness.record(self.harness.engine.end(self.harness.executor.result()))
+            self.harness.check()
+
     @rule(chance=st.integers(0, 5))
     def clear(self, chance):
         if chance == 5:
@@ -123,11 +138,14 @@ class EngineMachine(RuleBasedStateMachine):
         room = self.harness.engine.max_tokens - len(request.prompt_token_ids)
         output = expected_output(request.prompt_token_ids, max(0, min(request.params.max_tokens, room)), 3)
         output = output[len(request.output_token_ids) :]
+        stops = request.params.stop_token_ids
+        ends = [n + 1 for n, token in enumerate(output) if token in stops and n + 1 >= request.params.min_tokens]
+        output = output[: ends[0]] if ends else output
         if request_id in self.aborted:
             if request_id in self.harness.deltas:
                 assert self.harness.output(request_id) == output[: len(self.harness.output(request_id))]
             return
-        assert self.harness.finish(request_id) is FinishReason.LENGTH
+        assert self.harness.finish(request_id) is (FinishReason.STOP if ends else FinishReason.LENGTH)
         assert self.harness.output(request_id) == output
 
 

@@ -351,7 +351,7 @@ def test_pages_of_a_step_in_flight_are_not_given_away():
     assert harness.output("b") == expected_output([2] * 10, 1, 3)
 
 
-def test_plans_in_flight_have_different_requests():
+def test_decodes_are_in_one_plan_at_a_time():
     harness = Harness()
     engine = harness.engine
     harness.add("a", PROMPT, max_tokens=2)

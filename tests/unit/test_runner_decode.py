@@ -51,7 +51,7 @@ class Sequences:
             num_computed=self.lengths[name] - 1,
             num_tokens=1,
             samples=True,
-            new_blocks=((), ()) if is_new else self.blocks(missing),
+            new_blocks=([], []) if is_new else self.blocks(missing),
         )
 
     def plan(self, dropped: list[str], added: int, skipped: int = 0) -> StepPlan:
