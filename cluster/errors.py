@@ -12,6 +12,7 @@ WarmrootError
 └── ServerError            the cluster failed
     ├── ModelLoadError
     ├── ReplicaUnavailableError    503
+    │   └── RankLostError          503  rank_lost
     ├── DeadlineExceededError      504
     └── EngineError                500
 """
@@ -104,6 +105,12 @@ class ReplicaUnavailableError(ServerError):
     status = 503
     type = "service_unavailable"
     code = "replica_unavailable"
+
+
+class RankLostError(ReplicaUnavailableError):
+    """A process of a gang has died, hangs, or is cut off; the message names it and what was waited for."""
+
+    code = "rank_lost"
 
 
 class DeadlineExceededError(ServerError):

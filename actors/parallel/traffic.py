@@ -1,0 +1,33 @@
+"""Counts what goes over the wire, by kind of operation."""
+
+import threading
+from collections import Counter
+from typing import Literal
+
+Kind = Literal["all_reduce", "all_gather", "broadcast", "hop", "counts", "all_to_all", "plan", "result"]
+"""``hop``: hidden states between pipeline stages. ``counts`` go ahead of the rows of an ``all_to_all``."""
+
+
+class Traffic:
+    """Payload bytes that one process has put into each kind of operation, and how many operations there were.
+
+    What a transport adds (headers, a ring's repeated sends) is not counted: an all-reduce or broadcast counts its
+    tensor once, an all-gather the rank's own part, an all-to-all the rows for other ranks, a plan once per receiver.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes: Counter[Kind] = Counter()
+        self.num_calls: Counter[Kind] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, kind: Kind, num_bytes: int) -> None:
+        """One operation of ``num_bytes``. Thread-safe."""
+        with self._lock:
+            self.num_bytes[kind] += num_bytes
+            self.num_calls[kind] += 1
+
+    def clear(self) -> None:
+        """Start again at 0."""
+        with self._lock:
+            self.num_bytes.clear()
+            self.num_calls.clear()
