@@ -9,12 +9,15 @@ import torch
 
 from ..cluster.config import WarmrootConfig
 from ..cluster.ids import BlockHash, Epoch, ReplicaId
+from ..cluster.kv_formats import kv_format
 from ..cluster.messages import ModelCard, ReplicaInfo
 from ..kv_store.hashing import namespace_root
 from ..router.tokenizer import Tokenizer
 from .engine.config import EngineConfig
 from .engine.engine import Engine
+from .kernels.library import native
 from .local_engine import DeltaSink, EventSink, LocalEngine
+from .models.available import cpu_kernels
 from .models.source import resolve_model
 from .runner.calibration import Calibration, calibrate
 from .runner.load import KvMemoryConfig, load_runner, model_len
@@ -40,18 +43,19 @@ class EngineHost:
     calibration: Calibration
     namespace: BlockHash
     max_model_len: int
+    num_threads: int
 
     @classmethod
     def load(cls, config: WarmrootConfig, report: Report) -> "EngineHost":
         """Find the model, load it, warm it up. Raises ModelLoadError and ConfigError."""
         model, cache = config.model, config.cache
-        if config.deploy.threads_per_replica is not None:
-            torch.set_num_threads(config.deploy.threads_per_replica)
+        num_threads = _use_threads(config.deploy.threads_per_replica)
         report("finding the model", 0, 0)
         path = resolve_model(model.model, model.revision)
         runner = load_runner(
             path,
             dtype=model.dtype,
+            quantization=model.quantization,
             kv=KvMemoryConfig(
                 block_size=cache.block_size,
                 kv_cache_dtype=cache.kv_cache_dtype,
@@ -67,14 +71,15 @@ class EngineHost:
         report("reading the tokenizer", 0, 0)
         tokenizer = load_tokenizer(config, path)
         report("warming up", 0, 0)
-        kv_format = str(runner.kv_dtype).removeprefix("torch.")
+        weights = f"{WEIGHTS_VERSION} {runner.decoder.weights_format}"
         return cls(
             config=config,
             runner=runner,
             tokenizer=tokenizer,
             calibration=calibrate(runner),
-            namespace=namespace_root(model.names[0], WEIGHTS_VERSION, "", kv_format, ""),
+            namespace=namespace_root(model.names[0], weights, "", _kv_format(runner), ""),
             max_model_len=model_len(runner.decoder.spec, model.max_model_len),
+            num_threads=num_threads,
         )
 
     def start(self, on_deltas: DeltaSink, on_events: EventSink = lambda events: None) -> LocalEngine:
@@ -97,6 +102,11 @@ class EngineHost:
         """Prompt tokens that running decodes can wait for."""
         return max(MIN_CHUNK, int(self.calibration.prefill_tokens_per_s * MAX_DECODE_DELAY_S))
 
+    @property
+    def kernels(self) -> str:
+        """What computes: native kernels of an instruction set, torch and why, or a GPU."""
+        return cpu_kernels() if self.runner.decoder.device.type == "cpu" else "cuda"
+
     def describe(self, replica: ReplicaId, epoch: Epoch, address: str, *, node: str, pid: int) -> ReplicaInfo:
         """What the replica announces on the bus."""
         scheduler = self.config.scheduler
@@ -115,6 +125,10 @@ class EngineHost:
             decode_step_s=self.calibration.decode_step_s,
             node=node,
             pid=pid,
+            kernels=self.kernels,
+            weights_format=self.runner.decoder.weights_format,
+            kv_format=_kv_format(self.runner),
+            num_threads=self.num_threads,
         )
 
     def card(self, token: str) -> ModelCard:
@@ -130,6 +144,21 @@ class EngineHost:
             routing_policy=self.config.routing.routing_policy,
             seed=model.seed,
         )
+
+
+def _use_threads(wanted: int | None) -> int:
+    """Threads of torch and of the native kernels, which take turns on the same cores."""
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    num_threads = torch.get_num_threads()
+    library = native()
+    if library is not None:
+        library.set_num_threads(num_threads)
+    return num_threads
+
+
+def _kv_format(runner: ModelRunner) -> str:
+    return kv_format("auto", str(runner.kv_dtype).removeprefix("torch.")).name
 
 
 def load_tokenizer(config: WarmrootConfig, path: Path) -> Tokenizer:

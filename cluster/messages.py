@@ -112,6 +112,12 @@ class ReplicaInfo:
     """Measured at start: one step of a single stream."""
     node: str = ""
     pid: int = 0
+    kernels: str = ""
+    """What computes: native kernels of an instruction set, or torch."""
+    weights_format: str = ""
+    kv_format: str = ""
+    num_threads: int = 0
+    """CPU threads that compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.ingress import Ingress
+from ..actors.kernels.library import native
 from ..actors.replica import Replica
 from ..cluster.config import WarmrootConfig
 
@@ -77,4 +78,6 @@ def _gpus_per_replica() -> int:
 
 def _thread_environment(threads: int) -> dict[str, str]:
     """OpenMP reads its variables when torch is imported, so they must be there before the actor's code."""
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    # With native kernels torch does little between them: its threads must not spin on the cores meanwhile.
+    return variables if native() is None else {**variables, "OMP_WAIT_POLICY": "PASSIVE"}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -23,9 +24,10 @@ from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from .app import APP_NAME, build_app, replica_threads
 from .handle import Handle, connect
 from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
+from .runs_on import runs_on
 from .startup_display import StartupDisplay
 
-POLL_S = 0.2
+POLL_S = 0.1
 
 
 def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> Handle:
@@ -99,7 +101,7 @@ def serve(config: WarmrootConfig) -> int:
     console = Console(stderr=True)
     handle = run(config)
     try:
-        _announce(console, config)
+        _announce(console, config, handle)
         threading.Event().wait()
     except KeyboardInterrupt:
         console.print("stopping")
@@ -129,9 +131,11 @@ def endpoint(config: WarmrootConfig) -> str:
     return f"http://{host}:{config.server.port}{config.server.root_path}"
 
 
-def _announce(console: Console, config: WarmrootConfig) -> None:
+def _announce(console: Console, config: WarmrootConfig, handle: Handle) -> None:
     url, name = endpoint(config), config.model.names[0]
     console.print(f"[bold]{name}[/] is served at [bold]{url}/v1[/] by {config.deploy.num_replicas} replica(s)")
+    for line in runs_on(asdict(replica.info) for replica in handle.replicas()):
+        console.print("  " + line, highlight=False)
     console.print(f"  warmroot chat --url {url}      talk to it", highlight=False)
     console.print(f"  warmroot status --url {url}    look at its replicas", highlight=False)
     console.print(f"  {url}/docs                     the API        Ctrl-C stops it", highlight=False)

@@ -354,6 +354,7 @@ _INFO_TYPES: dict[str, type | tuple[type, ...]] = {
     "prefill_tokens_per_s": (int, float),
     "decode_step_s": (int, float),
     "pid": int,
+    "num_threads": int,
 }
 
 

@@ -1,6 +1,5 @@
 """The decoder of every model family: what differs between them is data in ``ModelSpec``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +9,11 @@ from ..attention.interface import AttentionBackend, AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..layers.attention import SelfAttention
 from ..layers.embedding import Embedding
-from ..layers.linear import Linear, LinearMethod
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
-from .tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from .linears import Linears
+from .tensors import FINAL_NORM, OUTPUT, layer_prefix
 from .weights import Weights
 
 
@@ -47,29 +46,30 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A loaded model. ``dtype`` is that of activations and KV; weights may be packed in another."""
+    """A loaded model. ``dtype`` is that of activations; ``linears`` say in what form the weights are."""
 
     def __init__(
         self,
         spec: ModelSpec,
         weights: Weights,
-        method: LinearMethod,
+        linears: Linears,
         backend: AttentionBackend,
         *,
         dtype: torch.dtype,
-        table_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.device = device
-        table = weights.take(EMBEDDING).to(device, table_dtype)
-        self._embedding = Embedding(table, spec.embedding_scale, dtype)
-        builder = _LayerBuilder(spec, weights, method, backend, device)
-        self._layers = [builder.layer(index) for index in range(spec.num_layers)]
-        self._rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self._layers}}
-        self._norm = builder.norm(FINAL_NORM)
-        self._head = method.prepare(table if spec.tie_embeddings else weights.take(HEAD), None)
+        self.backend = backend
+        self.weights_format = linears.format
+        self.table_dtype = linears.table.dtype
+        self.embedding = Embedding(linears.table, spec.embedding_scale, dtype)
+        builder = _LayerBuilder(spec, weights, linears, backend, device)
+        self.layers = [builder.layer(index) for index in range(spec.num_layers)]
+        self.rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self.layers}}
+        self.norm = builder.norm(FINAL_NORM)
+        self.head = linears.linear(OUTPUT)
 
     @torch.inference_mode()
     def forward(
@@ -83,17 +83,17 @@ class Decoder:
 
         ``metadata`` has one entry per KV group; the keys and values of the T tokens are stored in ``kv``.
         """
-        x = self._embedding(token_ids)
-        angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self._rotary.items()}
-        for index, layer in enumerate(self._layers):
+        x = self.embedding(token_ids)
+        angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}
+        for index, layer in enumerate(self.layers):
             group, slot = kv.layout.place(index)
             x = layer(x, angles[layer.rope], kv.keys[slot], kv.values[slot], metadata[group])
-        return self._norm(x)
+        return self.norm(x)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, hidden] -> logits [R, vocab] float32."""
-        logits = self._head.apply(hidden).float()
+        logits = self.head.apply(hidden).float()
         softcap = self.spec.logit_softcap
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
@@ -102,7 +102,7 @@ class Decoder:
 class _LayerBuilder:
     spec: ModelSpec
     weights: Weights
-    method: LinearMethod
+    linears: Linears
     backend: AttentionBackend
     device: torch.device
 
@@ -127,8 +127,8 @@ class _LayerBuilder:
     def _attention(self, prefix: str, window: int | None) -> SelfAttention:
         spec = self.spec
         return SelfAttention(
-            qkv=self._linear(prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"),
-            out=self._linear(prefix + "o_proj"),
+            qkv=self.linears.linear(prefix + "qkv_proj"),
+            out=self.linears.linear(prefix + "o_proj"),
             q_norm=self.norm(prefix + "q_norm.weight") if spec.qk_norm else None,
             k_norm=self.norm(prefix + "k_norm.weight") if spec.qk_norm else None,
             num_heads=spec.num_heads,
@@ -142,19 +142,7 @@ class _LayerBuilder:
 
     def _mlp(self, prefix: str) -> GatedMLP:
         return GatedMLP(
-            self._linear(prefix + "gate_proj", prefix + "up_proj"),
-            self._linear(prefix + "down_proj"),
+            self.linears.linear(prefix + "gate_up_proj"),
+            self.linears.linear(prefix + "down_proj"),
             self.spec.activation,
         )
-
-    def _linear(self, *names: str) -> Linear:
-        """Several linears of one input as one."""
-        weight = _stack([self.weights.take(name + ".weight") for name in names])
-        biases = [self.weights.take_optional(name + ".bias") for name in names]
-        return self.method.prepare(
-            weight, _stack([bias for bias in biases if bias is not None]) if biases[0] is not None else None
-        )
-
-
-def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -69,6 +69,11 @@ class GgufSource:
         return _FLOATS.get(Storage(self._tensors["blk.0.attn_q.weight"].storage), torch.float16)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """See ``WeightSource.files``."""
+        return (self._path,)
+
+    @property
     def tensor_names(self) -> frozenset[str]:
         """The file's own names of its tensors."""
         return frozenset(self._tensors)
@@ -93,30 +98,44 @@ class GgufSource:
 
     def read(self, name: str) -> torch.Tensor:
         """See ``WeightSource.read``."""
+        self.block_type(name)
         stored = self._stored(name)
-        storage = self._tensors[stored].storage
+        return self._in_our_order(torch.from_numpy(self._values(stored)), stored)
+
+    def block_type(self, name: str) -> int | None:
+        """See ``WeightSource.block_type``. Raises ModelLoadError for a format that cannot be read."""
+        storage = self._tensors[self._stored(name)].storage
         if storage not in _READABLE:
             raise ModelLoadError(
                 f"{self.where(name)}: tensor {name} is stored as {_storage_name(storage)}, "
                 f"expected one of {', '.join(readable.name for readable in _READABLE)}"
             )
-        weight = torch.from_numpy(self._values(stored))
-        if self._architecture == "llama" and any(part in stored for part in _PERMUTED):
-            return self._unpermute(weight, is_query="attn_q." in stored)
-        return weight
+        return None if storage in _FLOATS else storage
+
+    def read_blocks(self, name: str) -> torch.Tensor:
+        """See ``WeightSource.read_blocks``."""
+        stored = self._stored(name)
+        return self._in_our_order(torch.from_numpy(self._bytes(stored).copy()), stored)
 
     def _values(self, stored: str) -> numpy.ndarray:
         """A tensor's values as floats, writable."""
+        storage = Storage(self._tensors[stored].storage)
+        return numpy.require(gguf.dequantize(self._bytes(stored), storage), requirements="W")
+
+    def _bytes(self, stored: str) -> numpy.ndarray:
+        """[..., bytes of a row] uint8, a view of the file."""
         tensor = self._tensors[stored]
-        storage = Storage(tensor.storage)
-        rows = gguf.quant_shape_to_byte_shape(tensor.shape, storage)
+        rows = gguf.quant_shape_to_byte_shape(tensor.shape, Storage(tensor.storage))
         data = self._data[tensor.offset : tensor.offset + math.prod(rows)]
         if data.size != math.prod(rows):
             raise ModelLoadError(f"{self._path}: ends inside the tensor {stored}")
-        return numpy.require(gguf.dequantize(data.reshape(rows), storage), requirements="W")
+        return data.reshape(rows)
 
-    def _unpermute(self, weight: torch.Tensor, *, is_query: bool) -> torch.Tensor:
+    def _in_our_order(self, weight: torch.Tensor, stored: str) -> torch.Tensor:
         """Rows of a head as halves: the converter of llama files interleaves them for ggml's rotary kernel."""
+        if self._architecture != "llama" or not any(part in stored for part in _PERMUTED):
+            return weight
+        is_query = "attn_q." in stored
         heads = self._field("llama.attention.head_count")
         if not is_query:
             heads = self._field("llama.attention.head_count_kv", heads)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,14 +12,18 @@ from ...cluster.errors import ConfigError, ModelLoadError
 from ...cluster.model_config import spec_from_gguf, spec_from_hf
 from ...cluster.model_spec import ModelSpec
 from ..attention import make_backend
+from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
+from .available import cpu_kernels
 from .decoder import Decoder
 from .gguf_source import GgufSource
+from .linears import Linears, TorchLinears
 from .safetensors_source import SafetensorsSource
 from .tensors import wanted_tensors
 from .weights import Progress, Weights, WeightSource
 
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
+QUANTIZATIONS = ("auto", "none", "int8")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -30,35 +35,57 @@ def read_spec(path: Path) -> ModelSpec:
     return _gguf_spec(GgufSource(path)) if _is_gguf(path) else _folder_spec(path)
 
 
-def load_model(path: Path, *, dtype: str, device: torch.device, progress: Progress | None = None) -> Decoder:
+def load_model(
+    path: Path, *, dtype: str, device: torch.device, quantization: str = "auto", progress: Progress | None = None
+) -> Decoder:
     """Load the weights of a model folder or GGUF file.
 
-    ``dtype`` is auto, float32, float16 or bfloat16. On a CPU, auto and float16 keep weights as packed float16 and
-    compute in float32; on CUDA, auto is the checkpoint's. Raises ModelLoadError, or ConfigError for an unknown dtype.
+    ``dtype`` is auto, float32, float16 or bfloat16; ``quantization`` auto, none or int8 (see ``ModelConfig``). On a CPU
+    activations are float32: always with the native kernels, without them where weights are kept as float16. On CUDA,
+    auto is the checkpoint's dtype. Raises ModelLoadError, or ConfigError for what the device cannot do.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype}", param="dtype")
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization: {quantization!r} is not one of {', '.join(QUANTIZATIONS)}", param="quantization"
+        )
     source: WeightSource
     if _is_gguf(path):
         source = GgufSource(path)
         spec = _gguf_spec(source)
     else:
         spec, source = _folder_spec(path), SafetensorsSource(path)
+    weights = Weights(source, wanted_tensors(spec), progress)
+    if device.type == "cpu" and _native_linears():
+        from .packed_cache import load_packed  # needs the native library
+        from .packing import Packing
+
+        packing = Packing.of(source, spec, quantization, _DTYPES.get(dtype))
+        return _decoder(spec, weights, load_packed(weights, spec, packing), torch.float32, device)
+    if quantization == "int8":
+        here = "a GPU" if device.type == "cuda" else cpu_kernels()
+        raise ConfigError(
+            f"quantization: {quantization} needs a CPU with native kernels; this is {here}", param="quantization"
+        )
     chosen = source.dtype if dtype == "auto" else _DTYPES[dtype]
     packed = device.type == "cpu" and (dtype == "auto" or chosen == torch.float16)
     activations = torch.float32 if packed else chosen
     method: LinearMethod = DenseMethod(activations, device)
     if packed and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
-    return Decoder(
-        spec,
-        Weights(source, wanted_tensors(spec), progress),
-        method,
-        make_backend(device, activations),
-        dtype=activations,
-        table_dtype=torch.float16 if packed else chosen,
-        device=device,
-    )
+    linears = TorchLinears(spec, weights, method, torch.float16 if packed else chosen, device)
+    return _decoder(spec, weights, linears, activations, device)
+
+
+def _native_linears() -> bool:
+    return native() is not None and find_spec("warmroot.actors.kernels.linear") is not None
+
+
+def _decoder(
+    spec: ModelSpec, weights: Weights, linears: Linears, activations: torch.dtype, device: torch.device
+) -> Decoder:
+    return Decoder(spec, weights, linears, make_backend(device, activations), dtype=activations, device=device)
 
 
 def _is_gguf(path: Path) -> bool:

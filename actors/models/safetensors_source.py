@@ -34,6 +34,11 @@ class SafetensorsSource:
         name = self._stored("model.embed_tokens.weight")
         return _FLOATS[self._slice(name).get_dtype()]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See ``WeightSource.files``."""
+        return tuple(self._folder / name for name in sorted(set(self._files.values())))
+
     def where(self, name: str) -> str:
         """See ``WeightSource.where``."""
         return str(self._folder / self._files.get(self._stored(name), ""))
@@ -52,6 +57,13 @@ class SafetensorsSource:
                 f"expected one of {', '.join(_FLOATS)}"
             )
         return tensor_slice[:]
+
+    def block_type(self, name: str) -> None:
+        """See ``WeightSource.block_type``: these files hold plain floats."""
+
+    def read_blocks(self, name: str) -> torch.Tensor:
+        """See ``WeightSource.read_blocks``."""
+        raise ModelLoadError(f"{self.where(name)}: tensor {name} is not stored in blocks")
 
     def _index(self) -> dict[str, str]:
         """Tensor name -> file name."""

@@ -7,6 +7,14 @@ Shape = tuple[int, ...]
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+OUTPUT = "output"
+"""The linear of the logits: the head, or the embedding where they are tied."""
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
 
 
 def layer_prefix(layer: int) -> str:
@@ -23,6 +31,17 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, Shape]:
     if not spec.tie_embeddings:
         wanted[HEAD] = (spec.vocab_size, spec.hidden_size)
     return wanted
+
+
+def fused_linears(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The linears that a decoder applies, and whose weights each one stacks: those of one input are one linear."""
+    fused: dict[str, tuple[str, ...]] = {}
+    for layer in range(spec.num_layers):
+        prefix = layer_prefix(layer)
+        for name, parts in _FUSED.items():
+            fused[prefix + name] = tuple(prefix + part for part in parts)
+    fused[OUTPUT] = (EMBEDDING if spec.tie_embeddings else HEAD,)
+    return {name: tuple(part.removesuffix(".weight") for part in parts) for name, parts in fused.items()}
 
 
 def _layer(spec: ModelSpec) -> dict[str, Shape]:

@@ -40,6 +40,7 @@ def load_runner(
     path: Path,
     *,
     dtype: str = "auto",
+    quantization: str = "auto",
     kv: KvMemoryConfig,
     max_model_len: int | None = None,
     max_num_seqs: int = 256,
@@ -47,7 +48,9 @@ def load_runner(
     progress: Progress | None = None,
 ) -> ModelRunner:
     """Load a model and give it KV memory. Raises ModelLoadError and ConfigError."""
-    decoder = load_model(path, dtype=dtype, device=device or default_device(), progress=progress)
+    decoder = load_model(
+        path, dtype=dtype, quantization=quantization, device=device or default_device(), progress=progress
+    )
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
     kv_dtype = _kv_dtype(kv.kv_cache_dtype, decoder)
     length = model_len(decoder.spec, max_model_len)
@@ -67,7 +70,8 @@ def model_len(spec: ModelSpec, wanted: int | None) -> int:
 
 def _kv_dtype(name: str, decoder: Decoder) -> torch.dtype:
     if name == "auto":
-        return decoder.dtype
+        # The native attention reads 16-bit keys as fast as it can get them; torch's converts what it gathers.
+        return decoder.table_dtype if decoder.backend.name == "native" else decoder.dtype
     if name not in _KV_DTYPES:
         raise ConfigError(
             f"kv_cache_dtype: {name!r} is not one of auto, {', '.join(_KV_DTYPES)}", param="kv_cache_dtype"

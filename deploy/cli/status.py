@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..runs_on import runs_on
 from .endpoint import Endpoint, add_endpoint_flags
 from .flags import Parser
 
@@ -52,3 +53,5 @@ def _show(state: dict[str, Any], console: Console) -> None:
             f"{replica['kv_cache_usage']:.1%}",
         )
     console.print(table)
+    for line in runs_on(state["replicas"]):
+        console.print(line, highlight=False)

@@ -69,6 +69,10 @@ def health_routes(service: Service) -> APIRouter:
                 "running": replica.load.running,
                 "waiting": replica.load.waiting,
                 "kv_cache_usage": replica.load.kv_usage,
+                "kernels": replica.info.kernels,
+                "weights_format": replica.info.weights_format,
+                "kv_format": replica.info.kv_format,
+                "num_threads": replica.info.num_threads,
             }
             for replica in service.cluster.replicas()
         ]

@@ -12,6 +12,7 @@ from warmroot.deploy.cli import main
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
 REPLICA = {"replica": "r0", "model": "tiny", "state": "ready", "running": 1, "waiting": 2, "kv_cache_usage": 0.25}
+REPLICA |= {"kernels": "avx2", "weights_format": "q4_1", "kv_format": "fp16", "num_threads": 2}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -117,6 +118,7 @@ def test_status(server, flags, capsys):
     out = capsys.readouterr().out
     assert "ready, serves tiny (version 9.9)" in out
     assert "25.0%" in out
+    assert "avx2 kernels, q4_1 weights, fp16 KV, 2 threads a replica" in out
     server.ready = False
     assert main(["status", *flags, "--json"]) == 1
     state = json.loads(capsys.readouterr().out)

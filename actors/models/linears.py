@@ -1,0 +1,62 @@
+"""Where a decoder's linears come from, and how torch's are made."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ...cluster.model_spec import ModelSpec
+from ..layers.linear import Linear, LinearMethod
+from .tensors import EMBEDDING, OUTPUT, fused_linears
+from .weights import Weights
+
+
+class Linears(Protocol):
+    """A model's linears and its embedding table."""
+
+    @property
+    def format(self) -> str:
+        """The weights' form, for people and for the namespace of cached KV: ``float16``, ``q4_1``, ``int8`` …"""
+        ...
+
+    @property
+    def table(self) -> torch.Tensor:
+        """Embedding [vocab, hidden]."""
+        ...
+
+    def linear(self, name: str) -> Linear:
+        """One of ``fused_linears``."""
+        ...
+
+
+class TorchLinears:
+    """Dequantised weights in the method's dtype, multiplied by torch."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, method: LinearMethod, table_dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._weights = weights
+        self._method = method
+        self._modules = fused_linears(spec)
+        self._tied = spec.tie_embeddings
+        self.table = weights.take(EMBEDDING).to(device, table_dtype)
+
+    @property
+    def format(self) -> str:
+        """See ``Linears.format``."""
+        return str(self.table.dtype).removeprefix("torch.")
+
+    def linear(self, name: str) -> Linear:
+        """See ``Linears.linear``."""
+        if name == OUTPUT and self._tied:
+            return self._method.prepare(self.table, None)
+        modules = self._modules[name]
+        weight = _stack([self._weights.take(module + ".weight") for module in modules])
+        biases = [self._weights.take_optional(module + ".bias") for module in modules]
+        return self._method.prepare(
+            weight, _stack([b for b in biases if b is not None]) if biases[0] is not None else None
+        )
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,0 +1,101 @@
+"""A checkpoint's weights in the native kernels' form: what is packed how."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from gguf import GGMLQuantizationType as Storage
+
+from ...cluster.model_spec import ModelSpec
+from ..kernels.linear import NativeLinear, PackedWeight, WeightFormat, pack, pack_gguf, packable_gguf
+from .tensors import EMBEDDING, fused_linears
+from .weights import Weights, WeightSource
+
+_FORMATS = {torch.float32: WeightFormat.F32, torch.float16: WeightFormat.F16, torch.bfloat16: WeightFormat.BF16}
+_ALL_STORAGES = tuple(int(storage) for storage in Storage)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a checkpoint's linears are packed."""
+
+    name: str
+    """``Linears.format``."""
+    floats: WeightFormat
+    """Of tensors stored as floats."""
+    blocks: WeightFormat
+    """Of quantised tensors whose blocks cannot be taken as they are."""
+    as_stored: frozenset[int]
+    """ggml's numbers of the block formats that are taken as they are."""
+    table_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, source: WeightSource, spec: ModelSpec, quantization: str, dtype: torch.dtype | None) -> "Packing":
+        """``dtype`` None is auto: float16, or a quantised checkpoint as it is."""
+        chosen = dtype or torch.float16
+        floats = _FORMATS[chosen]
+        if quantization == "int8":
+            return cls("int8", WeightFormat.Q8, WeightFormat.Q8, frozenset({int(Storage.Q8_0)}), chosen)
+        stored = _stored_blocks(source, spec) if quantization == "auto" and dtype is None else ""
+        if not stored:
+            return cls(str(chosen).removeprefix("torch."), floats, floats, frozenset(), chosen)
+        packable = frozenset(number for number in _ALL_STORAGES if packable_gguf(number))
+        return cls(stored, floats, WeightFormat.Q8, packable, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinears:
+    """Packed weights, in memory or in a mapped file. Implements ``Linears``."""
+
+    format: str
+    table: torch.Tensor
+    parts: dict[str, tuple[PackedWeight, ...]]
+
+    def linear(self, name: str) -> NativeLinear:
+        """See ``Linears.linear``."""
+        return NativeLinear(self.parts[name])
+
+
+def pack_table(weights: Weights, packing: Packing) -> torch.Tensor:
+    """The embedding, dequantised."""
+    return weights.take(EMBEDDING).to(packing.table_dtype).contiguous()
+
+
+def pack_linears(weights: Weights, spec: ModelSpec, packing: Packing) -> Iterator[tuple[str, tuple[PackedWeight, ...]]]:
+    """The linears one by one, in the order of ``fused_linears``."""
+    for name, modules in fused_linears(spec).items():
+        yield name, _pack_linear(weights, packing, modules)
+
+
+def _pack_linear(weights: Weights, packing: Packing, modules: tuple[str, ...]) -> tuple[PackedWeight, ...]:
+    """Neighbours that are stored alike become one part."""
+
+    def block_type(module: str) -> int | None:
+        return weights.source.block_type(module + ".weight")
+
+    runs = [(kind, list(run)) for kind, run in groupby(modules, key=block_type)]
+    return tuple(_pack_run(weights, packing, kind, run) for kind, run in runs)
+
+
+def _pack_run(weights: Weights, packing: Packing, block_type: int | None, modules: list[str]) -> PackedWeight:
+    names = [module + ".weight" for module in modules]
+    biases = [bias.float() for module in modules if (bias := weights.take_optional(module + ".bias")) is not None]
+    bias = torch.cat(biases) if biases else None
+    if block_type is not None and block_type in packing.as_stored:
+        blocks = torch.cat([weights.take_blocks(name) for name in names])
+        shape = weights.source.shape(names[0])
+        packed = None if shape is None else pack_gguf(blocks, block_type, shape[1], bias)
+        if packed is not None:
+            return packed
+    weight = torch.cat([weights.take(name) for name in names])
+    return pack(weight, packing.floats if block_type is None else packing.blocks, bias)
+
+
+def _stored_blocks(source: WeightSource, spec: ModelSpec) -> str:
+    """``q4_1+q8_0``: the block formats of the linears, the commonest first; empty where all are floats."""
+    kinds = Counter(
+        source.block_type(module + ".weight") for modules in fused_linears(spec).values() for module in modules
+    )
+    return "+".join(Storage(kind).name.lower() for kind, _ in kinds.most_common() if kind is not None)
