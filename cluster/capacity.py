@@ -13,7 +13,18 @@ from .kv_formats import KvFormat
 from .kv_layout import KvLayout
 from .model_spec import ModelSpec
 
-WEIGHT_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+WEIGHT_BYTES: dict[str, float] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    # A float16 scale, and where there is one a minimum, for 32 weights.
+    "int8": 34 / 32,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "q4_k": 20 / 32,
+}
+"""Bytes of a weight in memory. Formats of less than two bytes are those of linears: embeddings stay float16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,19 @@ def rank_parameters(spec: ModelSpec, shards: Shards, stage: int) -> int:
     tables = first + last - (first and last and spec.tie_embeddings)
     embeddings = tables * -(-spec.vocab_size // tp) * hidden
     return len(shards.stages(spec)[stage]) * (attention + mlp + norms) + embeddings + hidden * last
+
+
+def rank_weight_bytes(spec: ModelSpec, shards: Shards, stage: int, dtype: str) -> int:
+    """Bytes of those parameters. Raises ConfigError for an unknown ``dtype``."""
+    if dtype not in WEIGHT_BYTES:
+        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_BYTES)}", param="dtype")
+    each = WEIGHT_BYTES[dtype]
+    size = rank_parameters(spec, shards, stage) * each
+    if each < 2 and stage == 0:
+        # The embedding is float16; tied to a head on this rank, it stands beside the head's quantised copy.
+        tied = spec.tie_embeddings and shards.pp == 1
+        size += -(-spec.vocab_size // shards.tp) * spec.hidden_size * (2 if tied else 2 - each)
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +193,10 @@ def plan_capacity(
     """
     shards = shards or Shards()
     shards.check(spec)
-    if dtype not in WEIGHT_BYTES:
-        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_BYTES)}", param="dtype")
     length = _model_len(spec, max_model_len)
     costs = [KvCost.of(spec, kv_format, block_size, shards, stage) for stage in range(shards.pp)]
     all_devices = sum(cost.token_bytes for cost in costs) * shards.tp
-    weights = [rank_parameters(spec, shards, stage) * WEIGHT_BYTES[dtype] for stage in range(shards.pp)]
+    weights = [rank_weight_bytes(spec, shards, stage, dtype) for stage in range(shards.pp)]
     stages = [
         _plan_stage(spec, shards, cost, length, memory_bytes, weight, kv_format.name, all_devices)
         for cost, weight in zip(costs, weights, strict=True)

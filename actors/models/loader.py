@@ -17,7 +17,7 @@ from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
 from .available import cpu_kernels
 from .decoder import Decoder
 from .gguf_source import GgufSource
-from .linears import Linears, TorchLinears
+from .linears import Linears, TorchLinears, stored_blocks
 from .safetensors_source import SafetensorsSource
 from .tensors import wanted_tensors
 from .weights import Progress, Weights, WeightSource
@@ -33,6 +33,14 @@ def read_spec(path: Path) -> ModelSpec:
     Raises ModelLoadError when there is no such model or its architecture is not supported.
     """
     return _gguf_spec(GgufSource(path)) if _is_gguf(path) else _folder_spec(path)
+
+
+def stored_format(path: Path) -> str:
+    """The commonest block format of a GGUF file's linears, such as ``q4_1``; empty for weights that are floats."""
+    if not _is_gguf(path):
+        return ""
+    source = GgufSource(path)
+    return stored_blocks(source, _gguf_spec(source)).partition("+")[0]
 
 
 def load_model(

@@ -8,36 +8,41 @@ from typing import Any
 
 from rich.console import Console
 
-from ...cluster.capacity import CapacityPlan, Shards, plan_capacity, smallest_fit
+from ...cluster.capacity import WEIGHT_BYTES, CapacityPlan, Shards, plan_capacity, smallest_fit
+from ...cluster.config import ModelConfig
 from ...cluster.config_file import load_config
 from ...cluster.kv_formats import KV_FORMATS, kv_format
 from ...cluster.model_spec import ModelSpec
 from .flags import Parser, add_keys, add_model, size
 from .plan_table import show_plan
 
-KEYS = ("model", "revision", "dtype", "max_model_len", "block_size", "gpu_memory_utilization")
+KEYS = ("model", "revision", "dtype", "quantization", "max_model_len", "block_size", "gpu_memory_utilization")
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan; exit code 0 if the model and one full sequence fit, else 1."""
     arguments = _parser().read(argv)
     config = load_config({key: value for key, value in vars(arguments).items() if key in KEYS})
-    # On a CPU weights are kept as float16; on a GPU auto is the checkpoint's type, two bytes for nearly all.
+    spec = read_model(config.model.model, config.model.revision)
+    weights = weights_format(config.model)
+    # On a CPU auto is float16; on a GPU it is the checkpoint's type, two bytes for nearly all.
     dtype = "float16" if config.model.dtype == "auto" else config.model.dtype
     memory = arguments.memory or machine_memory()
     budget: dict[str, Any] = {
         "memory_bytes": int(memory * config.cache.gpu_memory_utilization),
-        "dtype": dtype,
+        "dtype": weights,
         "max_model_len": config.model.max_model_len,
         "block_size": config.cache.block_size,
     }
-    spec = read_model(config.model.model, config.model.revision)
     shards = Shards(tp=arguments.tp, pp=arguments.pp)
     chosen = kv_format(arguments.kv_cache_dtype, dtype)
     plan = plan_capacity(spec, kv_format=chosen, shards=shards, **budget)
     formats = {name: plan_capacity(spec, kv_format=fmt, shards=shards, **budget) for name, fmt in KV_FORMATS.items()}
     fit = None if plan.limit is None else smallest_fit(spec, kv_format=chosen, **budget)
-    report = describe(config.model.model, spec, plan, formats, shards, fit) | {"dtype": dtype, "device_memory": memory}
+    report = describe(config.model.model, spec, plan, formats, shards, fit) | {
+        "dtype": weights,
+        "device_memory": memory,
+    }
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
@@ -53,8 +58,8 @@ def _parser() -> Parser:
         "--kv-cache-dtype",
         choices=("auto", *KV_FORMATS),
         default="auto",
-        help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, the weights' type, as"
-        " GPUs serve it; CPUs compute, and cache, in fp32)",
+        help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, 16 bits"
+        " unless dtype is float32; CPUs without native kernels cache in fp32)",
     )
     parser.add_argument("--tp", "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="ranks a stage")
     parser.add_argument("--pp", "--pipeline-parallel-size", "-pp", type=int, default=1, metavar="N", help="stages")
@@ -76,6 +81,23 @@ def read_model(model: str, revision: str | None) -> ModelSpec:
     from ...actors.models.source import resolve_model
 
     return read_spec(resolve_model(model, revision, weights=False))
+
+
+def weights_format(model: ModelConfig) -> str:
+    """What linears are kept as: a key of ``WEIGHT_BYTES``. Raises ModelLoadError."""
+    from ...actors.models.loader import stored_format  # brings torch
+    from ...actors.models.source import resolve_model
+
+    if model.quantization == "int8":
+        return "int8"
+    if model.dtype != "auto":
+        return model.dtype
+    stored = (
+        "" if model.quantization == "none" else stored_format(resolve_model(model.model, model.revision, weights=False))
+    )
+    if not stored:
+        return "float16"
+    return stored if stored in WEIGHT_BYTES else "int8"  # blocks that have no packed form become int8
 
 
 def describe(
