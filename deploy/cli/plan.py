@@ -39,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
     plan = plan_capacity(spec, kv_format=chosen, shards=shards, **budget)
     formats = {name: plan_capacity(spec, kv_format=fmt, shards=shards, **budget) for name, fmt in KV_FORMATS.items()}
     fit = None if plan.limit is None else smallest_fit(spec, kv_format=chosen, **budget)
-    report = describe(config.model.model, spec, plan, formats, shards, fit) | {
-        "dtype": weights,
-        "device_memory": memory,
-    }
+    report = describe(config.model.model, spec, plan, formats, shards, fit)
+    report |= {"dtype": weights, "device_memory": memory}
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
@@ -92,9 +90,9 @@ def weights_format(model: ModelConfig) -> str:
         return "int8"
     if model.dtype != "auto":
         return model.dtype
-    stored = (
-        "" if model.quantization == "none" else stored_format(resolve_model(model.model, model.revision, weights=False))
-    )
+    if model.quantization == "none":
+        return "float16"
+    stored = stored_format(resolve_model(model.model, model.revision, weights=False))
     if not stored:
         return "float16"
     return stored if stored in WEIGHT_BYTES else "int8"  # blocks that have no packed form become int8

@@ -207,5 +207,5 @@ def test_impossible_shards(shards, message):
 def test_impossible_lengths_and_types():
     with pytest.raises(ConfigError, match="max_model_len: 5000 is not between 1 and the model's context of 4096"):
         plan_capacity(LLAMA_2_70B, memory_bytes=GB, dtype="float16", kv_format=FP16, max_model_len=5000)
-    with pytest.raises(ConfigError, match="dtype: 'int8' is not one of"):
-        plan_capacity(LLAMA_2_70B, memory_bytes=GB, dtype="int8", kv_format=FP16)
+    with pytest.raises(ConfigError, match="dtype: 'int3' is not one of"):
+        plan_capacity(LLAMA_2_70B, memory_bytes=GB, dtype="int3", kv_format=FP16)

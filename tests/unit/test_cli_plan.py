@@ -70,10 +70,21 @@ def test_the_table(llama, capsys, monkeypatch):
 
 @pytest.mark.model
 def test_the_packaged_model(capsys):
-    code, report = plan(capsys, "smollm2", "--memory", "2GiB", "--kv-cache-dtype", "fp16")
+    code, report = plan(capsys, "smollm2", "--memory", "2GiB", "--quantization", "none")
     assert code == 0
     assert (report["parameters"], report["weight_bytes"]) == (134_515_008, 269_030_016)
+    assert (report["dtype"], report["kv_format"]) == ("float16", "fp16")
     assert report["kv_token_bytes"] == 23_040
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("flags", "name", "bytes_each"), [([], "q4_1", 20 / 32), (["--quantization", "int8"], "int8", 34 / 32)]
+)
+def test_quantised_weights(capsys, flags, name, bytes_each):
+    _, report = plan(capsys, "smollm2", *flags)
+    table = 49_152 * 576 * 2  # float16, beside the head that is tied to it
+    assert (report["dtype"], report["weight_bytes"]) == (name, int(134_515_008 * bytes_each) + table)
 
 
 def test_an_unknown_model(capsys):
