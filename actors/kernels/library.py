@@ -4,12 +4,15 @@ import ctypes
 import os
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ...cluster.errors import ConfigError
 
 VARIABLE = "WARMROOT_KERNELS"
 """Environment variable that names the instructions to use: avx512, avx2, generic, or off."""
+FOLDER_VARIABLE = "WARMROOT_KERNELS_DIR"
+"""Environment variable that names a folder to take the libraries from, such as those built with sanitizers."""
 _NAMES = ("avx512", "avx2", "generic")
 
 
@@ -51,6 +54,13 @@ def native() -> NativeLibrary | None:
     return NativeLibrary(name, path)
 
 
+def runnable() -> list[NativeLibrary]:
+    """All that are built and that this machine can run, the best first."""
+    best = _best()
+    names = () if best is None else _NAMES[_NAMES.index(best) :]
+    return [NativeLibrary(name, path) for name in names if (path := _path(name)) is not None]
+
+
 def _best() -> str | None:
     path = _path("generic")
     if path is None:
@@ -62,5 +72,7 @@ def _best() -> str | None:
 
 
 def _path(name: str) -> str | None:
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        return next(map(str, Path(folder).glob(f"_{name}.*")), None)
     spec = find_spec(f"{__package__}._{name}")
     return None if spec is None else spec.origin

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from ..kernels.pointwise import is_native_input
 from .linear import Linear
 
 
@@ -19,6 +20,12 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate, up = self.gate_up.apply(x).chunk(2, -1)
-        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self.down.apply(gate.mul_(up))
+        return self.down.apply(_gate(self.gate_up.apply(x), self.activation))
+
+
+def _gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    if is_native_input(gate_up):
+        return torch.ops.warmroot.gated.default(gate_up, activation)
+    gate, up = gate_up.chunk(2, -1)
+    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return gate.mul_(up)

@@ -5,6 +5,10 @@ import math
 import torch
 
 from ...cluster.model_spec import RopeSpec
+from ..kernels.pointwise import is_native_input
+
+_FIRST_POSITIONS = 1024
+"""Least length of a table of angles."""
 
 
 class RotaryEmbedding:
@@ -18,23 +22,42 @@ class RotaryEmbedding:
         self._rope = rope
         self._inverse_frequencies = inverse_frequencies(rope).to(device)
         self._scale = attention_scale(rope)
+        self._table = self._angles_at(torch.arange(0, device=device))
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions [T] -> cos [T, 1, rotary_dim] and sin [T, 1, rotary_dim / 2], for ``rotate``."""
-        angle = positions[:, None, None].float() * self._frequencies_at(positions)
-        cos, sin = angle.cos() * self._scale, angle.sin() * self._scale
+        cos, sin = (part[:, None] for part in self._angles_at(positions))
         return torch.cat((cos, cos), -1).to(dtype), sin.to(dtype)
 
-    def _frequencies_at(self, positions: torch.Tensor) -> torch.Tensor:
-        if self._rope.scaling_type != "dynamic":
-            return self._inverse_frequencies
-        return _dynamic_frequencies(self._rope, positions)[:, None]
+    def table(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cos and sin [P, rotary_dim / 2] float32 of positions 0 ... P - 1, with P at least ``num_positions``."""
+        if num_positions > len(self._table[0]):
+            # Twice what is asked for: a context that grows by single tokens computes a table now and then.
+            length = max(2 * num_positions, _FIRST_POSITIONS)
+            self._table = self._angles_at(torch.arange(length, device=self._inverse_frequencies.device))
+        return self._table
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [T] -> cos and sin [T, rotary_dim / 2] float32, contiguous: the same values as ``angles``."""
+        cos, sin = self.table(int(positions.max()) + 1 if len(positions) else 0)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _angles_at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        frequencies = self._inverse_frequencies
+        if self._rope.scaling_type == "dynamic":
+            frequencies = _dynamic_frequencies(self._rope, positions)
+        angle = positions[:, None].float() * frequencies
+        return angle.cos() * self._scale, angle.sin() * self._scale
 
 
 def rotate(x_TND: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Rotate the first rotary_dim elements of each head of x [T, N, D]; a new tensor."""
     cos, sin = angles
     rotary_dim = cos.shape[-1]
+    if is_native_input(x_TND):
+        out = x_TND.clone(memory_format=torch.contiguous_format)
+        torch.ops.warmroot.rotary.default(out, cos[:, 0, : rotary_dim // 2], sin[:, 0])
+        return out
     turned = x_TND[..., :rotary_dim]
     out = turned * cos
     out_left, out_right = out.chunk(2, -1)
@@ -95,6 +118,8 @@ def _yarn(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
 def _dynamic_frequencies(rope: RopeSpec, positions: torch.Tensor) -> torch.Tensor:
     """[T, rotary_dim / 2]: the base grows once a position passes the context the model was trained on."""
     dim, trained = rope.rotary_dim, rope.original_max_position
-    length = (positions + 1).clamp(min=trained).float()
+    # In float64: a float32 power's last digit depends on where in the batch it lies, and far positions multiply it.
+    length = (positions + 1).clamp(min=trained).double()
     theta = rope.theta * (rope.factor * length / trained - (rope.factor - 1)) ** (dim / (dim - 2))
-    return 1.0 / theta[:, None] ** (torch.arange(0, dim, 2, device=positions.device).float() / dim)
+    exponents = torch.arange(0, dim, 2, device=positions.device).double() / dim
+    return (1.0 / theta[:, None] ** exponents).float()
