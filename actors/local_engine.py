@@ -116,7 +116,7 @@ class LocalEngine:
 
     def _step(self) -> None:
         with self._changed:
-            running = self._engine.has_work and self._engine.begin()
+            running = self._engine.has_work and self._engine.begin_all()
         result = self._executor.result() if running else None
         with self._changed:
             deltas = self._engine.take_pending() if result is None else self._engine.end(result)
@@ -125,11 +125,15 @@ class LocalEngine:
             events = self._engine.drain_events()
             snapshots, self._snapshots = self._snapshots, []
             cached: list[KvEvent] = list(self._engine.snapshot_events()) if snapshots else []
-            # Still under the lock: whoever has aborted a request knows that all of its deltas are out.
-            if deltas:
-                self._on_deltas(deltas)
-            if events:
-                self._on_events(events)
+            try:
+                if self._failure is None:
+                    self._engine.begin_all()  # the executor computes while the sinks work
+            finally:
+                # Still under the lock: whoever has aborted a request knows that all of its deltas are out.
+                if deltas:
+                    self._on_deltas(deltas)
+                if events:
+                    self._on_events(events)
         for snapshot in snapshots:
             if snapshot.set_running_or_notify_cancel():
                 snapshot.set_result(cached)

@@ -21,7 +21,7 @@ class Executor(Protocol):
 
     @property
     def max_in_flight(self) -> int:
-        """Submitted steps that it makes use of at once; 1: it has nothing to do with the next before this one is done."""
+        """Submitted steps that it makes use of at once; with 1 the next one waits for the result of this."""
         ...
 
     @property
