@@ -3,7 +3,7 @@
 import pytest
 
 from warmroot.cluster.errors import ModelLoadError
-from warmroot.cluster.model_config import spec_from_gguf, spec_from_hf
+from warmroot.cluster.model_config import DESCRIBED, spec_from_gguf, spec_from_hf
 from warmroot.cluster.model_spec import RopeSpec
 
 LLAMA_31_8B = {
@@ -278,3 +278,185 @@ def test_gguf_of_another_kind_is_named():
         spec_from_gguf({"general.architecture": "mamba"})
     with pytest.raises(ModelLoadError, match="longrope"):
         spec_from_gguf(SMOLLM2_GGUF | {"llama.rope.scaling.type": "longrope"})
+
+
+OLMOE_1B_7B = {
+    "architectures": ["OlmoeForCausalLM"],
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 50304,
+}
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+
+def test_olmoe():
+    spec = spec_from_hf(OLMOE_1B_7B, families=DESCRIBED)
+    assert spec.num_parameters == 6_919_161_856
+    assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.intermediate_size) == (64, 8, 1024)
+    assert (spec.qk_norm, spec.qk_norm_whole, spec.moe.norm_topk_prob) == (True, True, False)
+    assert spec.moe.touched_experts(1) == pytest.approx(8)
+    assert spec.moe.touched_experts(16) == pytest.approx(64 * (1 - (7 / 8) ** 16))
+
+
+def test_deepseek_v3():
+    spec = spec_from_hf(DEEPSEEK_V3, families=DESCRIBED)
+    assert spec.num_parameters == 671_026_419_200  # the published 671B, without its MTP layer
+    assert spec.moe.sparse_layers == (False,) * 3 + (True,) * 58
+    assert (spec.moe.scoring, spec.moe.n_group, spec.moe.topk_group) == ("sigmoid", 8, 4)
+    assert (spec.moe.correction_bias, spec.moe.routed_scaling_factor) == (True, 2.5)
+    assert (spec.head_dim, spec.rope.rotary_dim, spec.mla.cached_size) == (192, 64, 576)
+    assert spec.query_scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
+    assert (spec.rope.attention_factor, spec.max_position) == (1.0, 163840)
+
+
+@pytest.mark.parametrize("config", [OLMOE_1B_7B, DEEPSEEK_V3])
+def test_families_that_the_decoder_cannot_run_are_refused(config):
+    name = config["architectures"][0]
+    with pytest.raises(
+        ModelLoadError, match=rf"architecture {name} is not supported; supported: LlamaFor.*Gemma3[^,]*$"
+    ):
+        spec_from_hf(config)
+    with pytest.raises(ModelLoadError, match=config["model_type"]):
+        spec_from_hf({**config, "architectures": None})
+
+
+def test_unknown_routing_is_named():
+    with pytest.raises(ModelLoadError, match="topk_method hashed"):
+        spec_from_hf(DEEPSEEK_V3 | {"topk_method": "hashed"}, families=DESCRIBED)
+
+
+def test_gguf_mixtral_is_llama_with_experts():
+    values = SMOLLM2_GGUF | {"llama.expert_count": 8, "llama.expert_used_count": 2}
+    with pytest.raises(ModelLoadError, match=r"llama with experts is not supported; supported: llama, qwen2"):
+        spec_from_gguf(values)
+    spec = spec_from_gguf(values, families=DESCRIBED)
+    assert spec.architecture == "mixtral"
+    assert (spec.moe.num_experts, spec.moe.intermediate_size, spec.moe.norm_topk_prob) == (8, 1536, True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family", "keys", "expected"),
+    [
+        ("qwen2moe", "qwen2_moe", {"expert_shared_feed_forward_length": 5632}, (1408, 5632, True, False)),
+        ("qwen3moe", "qwen3_moe", {}, (1408, 0, False, True)),
+        ("olmoe", "olmoe", {}, (1408, 0, False, False)),
+    ],
+)
+def test_gguf_experts(architecture, family, keys, expected):
+    keys = keys | {"expert_count": 60, "expert_used_count": 4, "expert_feed_forward_length": 1408}
+    values = {key.replace("llama.", f"{architecture}."): value for key, value in SMOLLM2_GGUF.items()}
+    values |= {"general.architecture": architecture} | {f"{architecture}.{key}": keys[key] for key in keys}
+    spec = spec_from_gguf(values, families=DESCRIBED)
+    moe = spec.moe
+    assert spec.architecture == family
+    found = (moe.intermediate_size, moe.shared_intermediate_size, moe.shared_gate, moe.norm_topk_prob)
+    assert found == expected
+    with pytest.raises(ModelLoadError, match=f"{architecture} is not supported"):
+        spec_from_gguf(values)
+
+
+DEEPSEEK_V3_GGUF = {
+    "general.architecture": "deepseek2",
+    "deepseek2.block_count": 61,
+    "deepseek2.context_length": 163840,
+    "deepseek2.embedding_length": 7168,
+    "deepseek2.feed_forward_length": 18432,
+    "deepseek2.attention.head_count": 128,
+    "deepseek2.attention.head_count_kv": 1,
+    "deepseek2.attention.layer_norm_rms_epsilon": 1e-6,
+    "deepseek2.attention.q_lora_rank": 1536,
+    "deepseek2.attention.kv_lora_rank": 512,
+    "deepseek2.attention.key_length": 576,
+    "deepseek2.attention.value_length": 512,
+    "deepseek2.attention.key_length_mla": 192,
+    "deepseek2.attention.value_length_mla": 128,
+    "deepseek2.rope.dimension_count": 64,
+    "deepseek2.rope.freq_base": 10000.0,
+    "deepseek2.rope.scaling.type": "yarn",
+    "deepseek2.rope.scaling.factor": 40.0,
+    "deepseek2.rope.scaling.original_context_length": 4096,
+    "deepseek2.rope.scaling.yarn_log_multiplier": 0.1,
+    "deepseek2.leading_dense_block_count": 3,
+    "deepseek2.expert_count": 256,
+    "deepseek2.expert_used_count": 8,
+    "deepseek2.expert_shared_count": 1,
+    "deepseek2.expert_feed_forward_length": 2048,
+    "deepseek2.expert_weights_scale": 2.5,
+    "deepseek2.expert_weights_norm": True,
+    "deepseek2.expert_gating_func": 2,
+    "deepseek2.expert_group_count": 8,
+    "deepseek2.expert_group_used_count": 4,
+    "deepseek2.vocab_size": 129280,
+}
+
+
+def test_gguf_deepseek_v3_says_what_its_config_says():
+    spec, expected = (
+        spec_from_gguf(DEEPSEEK_V3_GGUF, {"output.weight"}, families=DESCRIBED),
+        spec_from_hf(DEEPSEEK_V3, families=DESCRIBED),
+    )
+    assert (spec.architecture, spec.moe, spec.mla) == (expected.architecture, expected.moe, expected.mla)
+    assert (spec.rope, spec.head_dim, spec.num_kv_heads) == (expected.rope, expected.head_dim, expected.num_kv_heads)
+    assert spec.query_scale == pytest.approx(expected.query_scale)
+    assert spec.num_parameters == expected.num_parameters
+
+
+def test_gguf_deepseek_v2_of_old():
+    old = {key: value for key, value in DEEPSEEK_V3_GGUF.items() if "_mla" not in key and "gating" not in key}
+    old |= {"deepseek2.attention.key_length": 192, "deepseek2.attention.value_length": 128}
+    del old["deepseek2.attention.q_lora_rank"]
+    spec = spec_from_gguf(old, families=DESCRIBED)
+    assert (spec.architecture, spec.moe.scoring, spec.moe.correction_bias) == ("deepseek_v2", "softmax", False)
+    assert (spec.mla.q_lora_rank, spec.mla.qk_nope_head_dim, spec.mla.v_head_dim) == (None, 128, 128)
