@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from warmroot.deploy.bench.peers.protocol import Job, News, Timing, drive
@@ -51,3 +54,28 @@ def test_concurrency_is_kept_until_all_are_done() -> None:
 def test_timings_travel_as_json() -> None:
     timing = Timing(0.5, [1.25, 2.0000004], cached_tokens=3)
     assert Timing.from_wire(json.loads(json.dumps(timing.to_wire()))) == Timing(0.5, [1.25, 2.0], 3)
+
+
+def test_a_method_of_the_backend_can_be_called_over_the_pipe(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(PEER)
+    orders = [{"threads": 3}, {"call": "add", "arguments": {"a": 2, "b": 3}}]
+    lines = "".join(json.dumps(order) + "\n" for order in orders)
+    done = subprocess.run([sys.executable, str(script)], input=lines, capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"threads": 3}, 5]
+    assert "an engine talks" in done.stderr
+
+
+PEER = """
+from warmroot.deploy.bench.peers.protocol import serve
+
+class Adder:
+    def __init__(self, settings):
+        print("an engine talks", flush=True)
+        self.facts = settings
+
+    def add(self, a, b):
+        return a + b
+
+serve(Adder)
+"""

@@ -17,7 +17,7 @@ from ....cluster.sampling_params import SamplingParams
 from .protocol import serve
 from .warmroot_model import facts, load
 
-_MOST_STEPS, _LEAST_STEPS, _WARM_UP_STEPS = 32, 5, 2
+_MOST_STEPS, _LEAST_STEPS, _WARM_UP_STEPS = 32, 3, 2
 _SOURCE_BLOCKS = 4
 _COPIES_PER_STEP = 64
 

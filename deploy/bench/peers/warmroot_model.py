@@ -1,6 +1,5 @@
 """The runner that our own contenders load, in the precision that the bench names."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 
 from ....actors.runner.load import KvMemoryConfig, load_runner
 from ....actors.runner.runner import ModelRunner
-from ....cluster.errors import ConfigError
 
 _DENSE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions for which weights are dequantised, with their dtype; GGUF types mean the file as packed."""
@@ -21,10 +19,10 @@ def load(settings: dict[str, Any]) -> ModelRunner:
     return load_runner(
         Path(settings["model"]),
         dtype=dtype,
+        quantization=quantization,
         kv=KvMemoryConfig(num_kv_blocks=settings["num_kv_blocks"]),
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
-        **_quantised(settings["precision"], quantization),
     )
 
 
@@ -35,19 +33,13 @@ def weights_format(precision: str) -> tuple[str, str]:
     return "auto", "int8" if precision == "int8" else "auto"
 
 
-def _quantised(precision: str, quantization: str) -> dict[str, Any]:
-    if "quantization" in inspect.signature(load_runner).parameters:
-        return {"quantization": quantization}
-    if precision not in _DENSE:
-        raise ConfigError(f"this engine cannot compute from {precision} weights", param="dtype")
-    return {}
-
-
 def facts(settings: dict[str, Any], runner: ModelRunner) -> dict[str, Any]:
     """For the report."""
     return {
         "torch": torch.__version__,
         "dtype": settings["precision"],
+        "weights": runner.decoder.weights_format,
+        "attention": runner.decoder.backend.name,
         "kv_dtype": str(runner.kv_dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "num_kv_blocks": runner.num_blocks,
