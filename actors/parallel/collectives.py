@@ -32,7 +32,7 @@ class Collectives(Protocol):
         ...
 
     def all_reduce(self, x: Tensor) -> None:
-        """x becomes the sum of all ranks' x, in place. Contiguous. The same bits on every rank."""
+        """Replace x by the sum of all ranks' x. Contiguous. The same bits on every rank."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Collectives(Protocol):
         ...
 
     def broadcast(self, x: Tensor, src: int) -> None:
-        """x becomes rank ``src``'s x, in place. Contiguous."""
+        """Overwrite x with rank ``src``'s x. Contiguous."""
         ...
 
     def send(self, x: Tensor, dst: int) -> Pending:

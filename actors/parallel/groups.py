@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...cluster.errors import RankLostError
 from ..kernels.library import NativeLibrary
@@ -44,31 +43,10 @@ class RankLists:
     control: Sequence[int]
 
 
-def serve_store(address: str, deadline_s: float) -> dist.TCPStore:
-    """Where the ranks of a gang find each other: made by rank 0, which announces ``address`` and the store's ``port``.
-
-    Whoever can reach the port can disturb the gang's start: keep it inside the cluster's network.
-    """
-    return _store(address, 0, deadline_s, serves=True)
-
-
-def join_store(address: str, port: int, deadline_s: float) -> dist.TCPStore:
-    """The store that rank 0 serves. Raises RankLostError if it cannot be reached before the deadline."""
-    return _store(address, port, deadline_s, serves=False)
-
-
-def _store(address: str, port: int, deadline_s: float, *, serves: bool) -> dist.TCPStore:
-    timeout = timedelta(seconds=deadline_s)
-    try:
-        return dist.TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
-        raise RankLostError(f"rank 0's store at {address}:{port}: {str(error).splitlines()[0]}") from error
-
-
 def make_groups(
     rank: int,
     members: RankLists,
-    store: dist.Store,
+    store: Store,
     *,
     address: str,
     device: torch.device,
@@ -97,7 +75,7 @@ class _Maker:
     def __init__(
         self,
         rank: int,
-        store: dist.Store,
+        store: Store,
         address: str,
         device: torch.device,
         library: NativeLibrary | None,
@@ -149,8 +127,8 @@ class _Maker:
         except RuntimeError as error:
             raise RankLostError(f"joining {', '.join(_names(ranks))}: {str(error).splitlines()[0]}") from error
 
-    def _own_store(self, kind: str, ranks: Sequence[int]) -> dist.Store:
-        return dist.PrefixStore(f"{kind}/{','.join(map(str, ranks))}", self._store)
+    def _own_store(self, kind: str, ranks: Sequence[int]) -> Store:
+        return PrefixStore(f"{kind}/{','.join(map(str, ranks))}", self._store)
 
 
 def _names(ranks: Sequence[int]) -> list[str]:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from ctypes import byref, c_int32, c_int64, c_void_p
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from ...cluster.errors import EngineError, RankLostError
 from ..kernels.library import NativeLibrary
@@ -153,7 +153,7 @@ class SharedMemoryGroup:
         raise EngineError(f"{operation}: {name} came with another number of bytes")
 
 
-def share_file(store: dist.Store, rank: int, size: int, num_bytes: int, *, deadline_s: float) -> int:
+def share_file(store: Store, rank: int, size: int, num_bytes: int, *, deadline_s: float) -> int:
     """A descriptor of one file of ``num_bytes`` zeros that all ranks get. ``store`` is the group's own.
 
     Raises RankLostError if a rank does not come before the deadline.
@@ -165,7 +165,7 @@ def share_file(store: dist.Store, rank: int, size: int, num_bytes: int, *, deadl
         raise RankLostError(f"sharing memory between {size} ranks: {error}") from error
 
 
-def _offer(store: dist.Store, size: int, num_bytes: int, end: float) -> int:
+def _offer(store: Store, size: int, num_bytes: int, end: float) -> int:
     fd = os.memfd_create("warmroot", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, num_bytes)
@@ -194,7 +194,7 @@ def _hand_over(listener: socket.socket, fd: int, end: float) -> None:
                 return
 
 
-def _accept(store: dist.Store, end: float) -> int:
+def _accept(store: Store, end: float) -> int:
     name = store.get("socket").decode()
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(max(0.0, end - time.monotonic()))

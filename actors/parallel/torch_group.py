@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from ...cluster.errors import RankLostError
 from .collectives import Pending
@@ -132,13 +133,13 @@ def gloo_transport(address: str) -> Any:
 
 
 def gloo_group(
-    store: dist.Store, rank: int, names: Sequence[str], *, transport: Any, deadline_s: float, traffic: Traffic
+    store: Store, rank: int, names: Sequence[str], *, transport: Any, deadline_s: float, traffic: Traffic
 ) -> TorchGroup:
     """Join over a ``gloo_transport``. ``store`` is the group's own (a PrefixStore).
 
     Raises RankLostError if a peer does not join before the deadline.
     """
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [transport]
     options._timeout = timedelta(seconds=deadline_s)
     try:
@@ -149,7 +150,7 @@ def gloo_group(
 
 
 def nccl_group(
-    store: dist.Store, rank: int, names: Sequence[str], *, device: torch.device, deadline_s: float, traffic: Traffic
+    store: Store, rank: int, names: Sequence[str], *, device: torch.device, deadline_s: float, traffic: Traffic
 ) -> TorchGroup:
     """Join with a GPU. NCCL's own watchdog ends the process when an operation misses the deadline."""
     options = dist.ProcessGroupNCCL.Options()
