@@ -2,14 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+from ..kernels.library import native
+
+if TYPE_CHECKING:
     from .interface import AttentionBackend
 
 
-def make_backend(device: "torch.device", dtype: "torch.dtype | None" = None) -> "AttentionBackend":
-    """The backend for a device: flash-attention on CUDA, plain torch elsewhere and for float32.
+def make_backend(device: torch.device, dtype: torch.dtype | None = None) -> "AttentionBackend":
+    """The backend for a device and dtype of activations: flash-attention for half precision on CUDA, the native kernels
+    for float32 on a CPU where they were built, plain torch otherwise.
 
     Raises ConfigError when the device needs a package that is not installed.
     """
@@ -17,6 +20,10 @@ def make_backend(device: "torch.device", dtype: "torch.dtype | None" = None) -> 
         from .flash_backend import FlashAttention
 
         return FlashAttention()
+    if device.type == "cpu" and dtype in (None, torch.float32) and native() is not None:
+        from .native_backend import NativeAttention
+
+        return NativeAttention()
     from .torch_backend import TorchAttention
 
     return TorchAttention()

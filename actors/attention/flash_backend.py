@@ -23,6 +23,11 @@ class FlashAttention:
                 f"flash attention needs the 'gpu' extra (pip install 'warmroot[gpu]'): {error}", param="attention"
             ) from error
 
+    def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See ``AttentionBackend.page_shapes``."""
+        page = (block_size, num_kv_heads, head_dim)
+        return page, page
+
     def append(
         self,
         k_TKD: torch.Tensor,

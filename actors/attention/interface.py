@@ -26,9 +26,13 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Stateless; k_cache and v_cache are [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """k_cache and v_cache are [num_blocks, *page], with pages of the shapes that the backend wants."""
 
     name: str
+
+    def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape of a page of keys and of a page of values; each has the same number of elements."""
+        ...
 
     def append(
         self,

@@ -8,11 +8,12 @@ import torch
 
 from ...cluster.ids import BlockId
 from ...cluster.kv_layout import KvLayout
+from .interface import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """Per page slot a key and a value tensor [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Per page slot a key and a value tensor [num_blocks, *page], with pages as the attention backend wants them."""
 
     layout: KvLayout
     keys: tuple[torch.Tensor, ...]
@@ -27,14 +28,15 @@ class KvMemory:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        backend: AttentionBackend,
     ) -> "KvMemory":
         """Zeroed pages; page 0 is the null page and stays zero."""
-        shape = (num_blocks, layout.block_size, num_kv_heads, head_dim)
+        key_page, value_page = backend.page_shapes(layout.block_size, num_kv_heads, head_dim)
 
-        def pages() -> tuple[torch.Tensor, ...]:
-            return tuple(_zeros(shape, dtype, device) for _ in range(layout.slots))
+        def pages(page: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(_zeros((num_blocks, *page), dtype, device) for _ in range(layout.slots))
 
-        return cls(layout, pages(), pages())
+        return cls(layout, pages(key_page), pages(value_page))
 
     def copy_blocks(self, copies: tuple[tuple[BlockId, BlockId], ...]) -> None:
         """Copy whole pages, (source, destination)."""

@@ -67,6 +67,11 @@ class TorchAttention:
     _scratch: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gathered pages go where the last layer's went: fresh megabytes cost more than the attention itself."""
 
+    def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See ``AttentionBackend.page_shapes``."""
+        page = (block_size, num_kv_heads, head_dim)
+        return page, page
+
     def append(
         self,
         k_TKD: torch.Tensor,

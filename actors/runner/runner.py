@@ -14,6 +14,7 @@ from ..attention.kv_memory import KvMemory
 from ..engine.plan import SequenceResult, StepPlan, StepResult
 from ..models.decoder import Decoder
 from .batch import Batch, apply_diff, only_decodes, pack
+from .choice import choice_for
 from .decode import DecodeBatch
 from .logprobs import logprobs
 from .rows import SamplingRow
@@ -49,9 +50,9 @@ class ModelRunner:
         self.kv_dtype = kv_dtype or decoder.dtype
         self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._kv = KvMemory.allocate(
-            layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device
+            layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device, decoder.backend
         )
-        self._sampler = Sampler(self.eos_token_ids)
+        self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
         self._sequences = SequenceTable(len(layout.groups))
         self._decodes = self._decode_batch(1)
         self._plans: deque[StepPlan] = deque()

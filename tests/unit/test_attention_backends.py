@@ -10,6 +10,7 @@ from warmroot.actors.attention import make_backend, torch_backend
 from warmroot.actors.attention.flash_backend import FlashAttention
 from warmroot.actors.attention.interface import AttentionMetadata
 from warmroot.actors.attention.torch_backend import TorchAttention
+from warmroot.actors.kernels.library import native
 from warmroot.cluster.errors import ConfigError
 
 BLOCK_SIZE = 16
@@ -165,8 +166,10 @@ def test_append_stores_only_the_slots():
     assert cache_k.count_nonzero() == keys.numel()
 
 
-def test_make_backend_picks_torch_on_a_cpu():
-    assert make_backend(torch.device("cpu")).name == "torch"
+def test_make_backend_picks_the_native_kernels_on_a_cpu_for_float32():
+    expected = "torch" if native() is None else "native"
+    assert make_backend(torch.device("cpu")).name == expected
+    assert make_backend(torch.device("cpu"), torch.bfloat16).name == "torch"
 
 
 def test_make_backend_picks_flash_for_half_precision_on_cuda(kernels):

@@ -1,0 +1,89 @@
+"""Attention by the native kernels, which read the paged cache in place."""
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+
+from ...cluster.errors import ConfigError
+from ..kernels.attention import AttentionPlan, PagedAttention
+from ..kernels.library import NativeLibrary, native
+from .interface import AttentionMetadata
+from .kv_memory import KvMemory
+
+
+class _Planned(NamedTuple):
+    metadata: AttentionMetadata
+    window: int | None
+    plan: AttentionPlan
+
+
+class NativeAttention:
+    """For float32 queries on the CPU; pages are float32, float16 or bfloat16.
+
+    A step's work is planned once per (metadata, window) and the plan kept for the step's other layers, so metadata
+    must not change in place.
+    """
+
+    name = "native"
+
+    def __init__(self, library: NativeLibrary | None = None) -> None:
+        """With the kernels of ``library``, this machine's by default. Raises ConfigError where there are none."""
+        library = library or native()
+        if library is None:
+            raise ConfigError("native attention: the kernels were not built or are switched off", param="attention")
+        self._functions = PagedAttention(library)
+        self._plans: deque[_Planned] = deque(maxlen=16)
+        """The last plans: at least one per KV group."""
+
+    def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See ``AttentionBackend.page_shapes``. Keys are transposed: a dimension of all of them is one vector."""
+        return (num_kv_heads, head_dim, block_size), (num_kv_heads, block_size, head_dim)
+
+    def append(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """See ``AttentionBackend.append``."""
+        self._functions.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``."""
+        plan = self._plan(metadata, window, k_cache, q_THD.shape[1])
+        return self._functions.attend(q_THD, k_cache, v_cache, plan.handle, scale, softcap or 0.0)
+
+    def plan_for(self, metadata: AttentionMetadata, window: int | None, kv: KvMemory, num_heads: int) -> AttentionPlan:
+        """What ``forward`` would do in any layer of that window. Kept for a few steps: use it in the one it is for."""
+        return self._plan(metadata, window, kv.keys[0], num_heads)
+
+    def _plan(
+        self, metadata: AttentionMetadata, window: int | None, k_cache: torch.Tensor, num_heads: int
+    ) -> AttentionPlan:
+        for planned in reversed(self._plans):
+            if planned.metadata is metadata and planned.window == window:
+                return planned.plan
+        _, num_kv_heads, head_dim, block_size = k_cache.shape
+        plan = self._functions.plan(
+            metadata.cu_seqlens_q,
+            metadata.seqused_k,
+            metadata.block_table,
+            (num_kv_heads, head_dim, block_size),
+            num_heads,
+            window,
+        )
+        self._plans.append(_Planned(metadata, window, plan))
+        return plan

@@ -1,0 +1,235 @@
+// Causal attention over a paged cache, for decodes, prompts and chunks alike. See attention_plan.cpp for how a step is
+// cut into items; here an item is computed, and the parts of rows that several items share are merged.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "attention_plan.h"
+#include "paged_attention_pages.h"
+#include "paged_attention_rows.h"
+#include "pool.h"
+#include "simd.h"
+#include "warmroot.h"
+
+namespace wr {
+namespace {
+
+// Below this, in multiplications, waking other threads costs more than they save.
+constexpr int64_t kSerialWork = 50000;
+
+int32_t round_up(int64_t value, int64_t multiple) {
+    return static_cast<int32_t>((value + multiple - 1) / multiple * multiple);
+}
+
+struct Call {
+    const wr_attention_plan *plan;
+    const float *queries;
+    int64_t q_stride;
+    const wr_kv_cache *cache;
+    float scale;
+    float softcap;
+    float *out;
+    int64_t out_stride;
+    float *partials;  // [num_partials, num_heads, partial_size]: weighted sum, largest score, sum of weights
+
+    int32_t head_dim() const { return plan->head_dim; }
+    int32_t group() const { return plan->num_heads / plan->num_kv_heads; }
+    int32_t padded_dim() const { return round_up(head_dim(), Vec::kLanes); }
+    int32_t partial_size() const { return round_up(padded_dim() + 2, 16); }
+    float *partial(int32_t index, int32_t head) const {
+        return partials + (static_cast<int64_t>(index) * plan->num_heads + head) * partial_size();
+    }
+};
+
+// The calling thread's memory, cut into arrays that begin at cache lines.
+class Arena {
+  public:
+    explicit Arena(char *memory) : memory_(memory) {}
+
+    template <typename T>
+    T *take(int64_t count) {
+        T *array = reinterpret_cast<T *>(memory_ + used_);
+        used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+        return array;
+    }
+
+    int64_t used() const { return used_; }
+
+  private:
+    char *memory_;
+    int64_t used_ = 0;
+};
+
+// One item and KV head at work. Rows are ordered by query, then head, and cut into even groups of at most kRows.
+template <class Format>
+class Worker {
+  public:
+    Worker(const Call &call, const AttentionItem &item, int32_t kv_head)
+        : call_(call),
+          item_(item),
+          first_head_(kv_head * call.group()),
+          num_rows_(item.num_queries * call.group()),
+          num_groups_((num_rows_ + kRows - 1) / kRows),
+          padded_dim_(call.padded_dim()),
+          pages_(*call.cache, kv_head, call.plan->block_table + item.sequence * call.plan->table_stride) {
+        Arena sizes(nullptr);
+        take_arrays(sizes);
+        Arena arena(static_cast<char *>(scratch(Scratch::kAttentionPiece, sizes.used())));
+        take_arrays(arena);
+    }
+
+    void run() {
+        for (int32_t group = 0; group < num_groups_; ++group) load_queries(group);
+        std::fill(best_, best_ + num_rows_, -INFINITY);
+        std::fill(totals_, totals_ + num_rows_ * Vec::kLanes, 0.0f);
+        std::fill(sums_, sums_ + num_rows_ * padded_dim_, 0.0f);
+        // Tiles begin at multiples of their size, so that a row adds up its keys in the same order in every item.
+        const int32_t first_tile = item_.begin_key / kTileKeys * kTileKeys;
+        // Few rows read a page hardly more than once; many have it converted for them.
+        const bool direct = pages_.direct() && num_groups_ <= 2;
+        for (int32_t begin = first_tile; begin < item_.end_key; begin += kTileKeys) {
+            const int32_t end = std::min(begin + kTileKeys, item_.end_key);
+            if (direct) {
+                attend_tile(pages_.view(begin, end), begin, end);
+            } else {
+                attend_tile(pages_.copy(begin, end, keys_, values_, padded_dim_), begin, end);
+            }
+        }
+        for (int32_t row = 0; row < num_rows_; ++row) finish(row);
+    }
+
+  private:
+    void take_arrays(Arena &arena) {
+        queries_ = arena.take<float>(num_rows_ * call_.head_dim());
+        first_keys_ = arena.take<int32_t>(num_rows_);
+        last_keys_ = arena.take<int32_t>(num_rows_);
+        weights_ = arena.take<float>(kRows * kTileKeys);
+        best_ = arena.take<float>(num_rows_);
+        totals_ = arena.take<float>(num_rows_ * Vec::kLanes);
+        sums_ = arena.take<float>(num_rows_ * padded_dim_);
+        keys_ = arena.take<float>(call_.head_dim() * kTileKeys);
+        values_ = arena.take<float>(kTileKeys * padded_dim_);
+    }
+
+    int32_t group_begin(int32_t group) const { return num_rows_ * group / num_groups_; }
+
+    const Query &query(int32_t row) const {
+        return call_.plan->queries[item_.first_query + row / call_.group()];
+    }
+
+    int32_t head(int32_t row) const { return first_head_ + row % call_.group(); }
+
+    void load_queries(int32_t group) {
+        const int32_t begin = group_begin(group), count = group_begin(group + 1) - begin, head_dim = call_.head_dim();
+        for (int32_t row = begin; row < begin + count; ++row) {
+            first_keys_[row] = std::max(query(row).first_key, item_.begin_key);
+            last_keys_[row] = query(row).last_key;
+            const float *from = call_.queries + query(row).row * call_.q_stride + head(row) * head_dim;
+            float *to = queries_ + begin * head_dim + (row - begin);
+            for (int32_t d = 0; d < head_dim; ++d) to[d * count] = from[d] * call_.scale;
+        }
+    }
+
+    template <class TileFormat>
+    void attend_tile(const Tile<TileFormat> &tile, int32_t begin, int32_t end) {
+        for (int32_t group = 0; group < num_groups_; ++group) {
+            const int32_t row = group_begin(group);
+            const Rows rows{group_begin(group + 1) - row,
+                            queries_ + row * call_.head_dim(),
+                            first_keys_ + row,
+                            last_keys_ + row,
+                            weights_,
+                            best_ + row,
+                            totals_ + row * Vec::kLanes,
+                            sums_ + row * padded_dim_};
+            attend(rows, tile, begin, end, call_.head_dim(), padded_dim_, call_.softcap);
+        }
+    }
+
+    void finish(int32_t row) {
+        const float *sums = sums_ + row * padded_dim_;
+        const float total = reduce_add(load(totals_ + row * Vec::kLanes));
+        if (item_.first_partial < 0) {
+            float *out = call_.out + query(row).row * call_.out_stride + head(row) * call_.head_dim();
+            for (int32_t d = 0; d < call_.head_dim(); ++d) out[d] = sums[d] / total;
+            return;
+        }
+        float *partial = call_.partial(item_.first_partial + row / call_.group(), head(row));
+        std::copy(sums, sums + padded_dim_, partial);
+        partial[padded_dim_] = best_[row];
+        partial[padded_dim_ + 1] = total;
+    }
+
+    const Call &call_;
+    const AttentionItem &item_;
+    const int32_t first_head_;
+    const int32_t num_rows_;
+    const int32_t num_groups_;
+    const int32_t padded_dim_;
+    const Pages<Format> pages_;
+    float *queries_;
+    int32_t *first_keys_;
+    int32_t *last_keys_;
+    float *weights_;
+    float *best_;
+    float *totals_;
+    float *sums_;
+    float *keys_;
+    float *values_;
+};
+
+// One row of the output out of its parts.
+void merge(const Call &call, const Merge &merge, int32_t head) {
+    const int32_t padded_dim = call.padded_dim();
+    const int32_t *parts = call.plan->parts.data() + merge.first_part;
+    float best = -INFINITY, total = 0.0f;
+    for (int32_t i = 0; i < merge.num_parts; ++i) best = std::max(best, call.partial(parts[i], head)[padded_dim]);
+    float *out = call.out + merge.row * call.out_stride + head * call.head_dim();
+    std::fill(out, out + call.head_dim(), 0.0f);
+    for (int32_t i = 0; i < merge.num_parts; ++i) {
+        const float *partial = call.partial(parts[i], head);
+        const float worth = std::exp(partial[padded_dim] - best);
+        total += worth * partial[padded_dim + 1];
+        for (int32_t d = 0; d < call.head_dim(); ++d) out[d] += worth * partial[d];
+    }
+    for (int32_t d = 0; d < call.head_dim(); ++d) out[d] /= total;
+}
+
+template <class Format>
+void attend_all(Call call) {
+    const wr_attention_plan &plan = *call.plan;
+    call.partials = static_cast<float *>(scratch(
+        Scratch::kAttention, sizeof(float) * plan.num_partials * plan.num_heads * call.partial_size()));
+    const bool serial = plan.work * call.head_dim() < kSerialWork;
+    const int64_t count = static_cast<int64_t>(plan.items.size()) * plan.num_kv_heads;
+    // The heads of one item follow each other: their pages are neighbours.
+    parallel_for(count, serial ? count : grain_for(count, 1, 32), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            Worker<Format>(call, plan.items[i / plan.num_kv_heads], static_cast<int32_t>(i % plan.num_kv_heads)).run();
+        }
+    });
+    const int64_t rows = static_cast<int64_t>(plan.merges.size()) * plan.num_heads;
+    const bool few = static_cast<int64_t>(plan.num_partials) * plan.num_heads * call.head_dim() < kSerialWork;
+    parallel_for(rows, few ? rows : grain_for(rows, 1), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            merge(call, plan.merges[i / plan.num_heads], static_cast<int32_t>(i % plan.num_heads));
+        }
+    });
+}
+
+}  // namespace
+}  // namespace wr
+
+extern "C" void wr_paged_attention(const wr_attention_plan *plan, const float *queries, int64_t q_stride,
+                                   const wr_kv_cache *cache, float scale, float softcap, float *out,
+                                   int64_t out_stride) {
+    const wr::Call call{plan, queries, q_stride, cache, scale, softcap, out, out_stride, nullptr};
+    switch (cache->format) {
+        case WR_F32:
+            return wr::attend_all<wr::Float32>(call);
+        case WR_F16:
+            return wr::attend_all<wr::Float16>(call);
+        case WR_BF16:
+            return wr::attend_all<wr::BFloat16>(call);
+    }
+}

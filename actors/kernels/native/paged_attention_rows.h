@@ -1,0 +1,170 @@
+// A few rows over one tile of keys: the inner loops of attention.
+//
+// A row is a query of one head. Its softmax runs along the keys: the largest score so far, the sum of the weights, and
+// the weighted sum of the values, both rescaled when a larger score comes (Milakov and Gimelshein, 2018; Dao, 2022).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "paged_attention_pages.h"
+#include "simd.h"
+
+namespace wr {
+
+// Rows and vectors that the inner loops keep in registers: 6 x 4 sums of 32, 6 x 2 of 16.
+constexpr int kRows = 6;
+constexpr int kVectors = Vec::kLanes == 16 ? 4 : 2;
+
+// Up to kRows rows; all arrays belong to the thread.
+struct Rows {
+    int count;
+    const float *queries;       // [head_dim, count], scaled
+    const int32_t *first_keys;  // [count] first key that a row sees
+    const int32_t *last_keys;   // [count] and its last one
+    float *weights;             // [kRows, kTileKeys] scores of the tile, then their weights
+    float *best;                // [count] largest score so far
+    float *totals;              // [count, kLanes] sums of weights, lane by lane
+    float *sums;                // [count, padded_dim] weighted sums of values
+};
+
+// scores[row, key] of V vectors of keys. A vector of keys is read once for all rows, a query's number once for V.
+template <class Format, int R, int V>
+void score_vectors(const float *queries, const Tile<Format> &tile, int first, int head_dim, float *scores) {
+    Vec sums[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sums[r][v] = set1(0.0f);
+    }
+    const typename Format::Element *keys[V];
+    for (int v = 0; v < V; ++v) keys[v] = tile.keys[first + v];
+    for (int64_t d = 0, at = 0; d < head_dim; ++d, at += tile.key_stride, queries += R) {
+        Vec key[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) key[v] = Format::load(keys[v] + at);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Vec query = set1(queries[r]);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = fma(query, key[v], sums[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) store(scores + r * kTileKeys + (first + v) * Vec::kLanes, sums[r][v]);
+    }
+}
+
+template <class Format, int R, int V = kVectors>
+void score(const float *queries, const Tile<Format> &tile, int first, int last, int head_dim, float *scores) {
+    for (; first + V <= last; first += V) score_vectors<Format, R, V>(queries, tile, first, head_dim, scores);
+    if constexpr (V > 1) score<Format, R, V - 1>(queries, tile, first, last, head_dim, scores);
+}
+
+// Scores [first, last) of a row, of which it sees [low, high), become weights. Returns what earlier sums are worth.
+inline float soften(float *scores, int first, int last, int low, int high, float softcap, float *best, float *totals) {
+    if (low >= high) {
+        std::fill(scores + first, scores + last, 0.0f);
+        return 1.0f;
+    }
+    if (softcap > 0.0f) {
+        const Vec cap = set1(softcap), inverse = set1(1.0f / softcap);
+        for (int k = first; k < last; k += Vec::kLanes) store(scores + k, tanh(load(scores + k) * inverse) * cap);
+    }
+    std::fill(scores + first, scores + low, -INFINITY);
+    std::fill(scores + high, scores + last, -INFINITY);
+    Vec largest = load(scores + first);
+    for (int k = first + Vec::kLanes; k < last; k += Vec::kLanes) largest = max(largest, load(scores + k));
+    const float former = *best, now = std::max(former, reduce_max(largest));
+    float worth[Vec::kLanes];
+    store(worth, former == now ? set1(1.0f) : exp(set1(former - now)));
+    *best = now;
+    Vec total = load(totals) * load(worth);
+    for (int k = first; k < last; k += Vec::kLanes) {
+        const Vec weight = exp(load(scores + k) - set1(now));
+        store(scores + k, weight);
+        total = total + weight;
+    }
+    store(totals, total);
+    // exp leaves a trace of -inf, and a hidden value times that would be seen if it is large.
+    std::fill(scores + first, scores + low, 0.0f);
+    std::fill(scores + high, scores + last, 0.0f);
+    return worth[0];
+}
+
+// sums[row, V vectors from d on] = worth * sums + weights * values, for keys [low, high).
+template <class Format, int R, int V>
+void mix_vectors(const float *weights, const float *worth, const Tile<Format> &tile, int low, int high, int d,
+                 float *sums, int padded_dim) {
+    Vec mixed[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const Vec scale = set1(worth[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) mixed[r][v] = load(sums + r * padded_dim + d + v * Vec::kLanes) * scale;
+    }
+    for (int key = low; key < high;) {
+        const int vector = key / Vec::kLanes, end = std::min((vector + 1) * Vec::kLanes, high);
+        const typename Format::Element *values = tile.values[vector] + (key % Vec::kLanes) * tile.value_stride + d;
+        for (; key < end; ++key, values += tile.value_stride) {
+            Vec value[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) value[v] = Format::load(values + v * Vec::kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Vec weight = set1(weights[r * kTileKeys + key]);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) mixed[r][v] = fma(weight, value[v], mixed[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) store(sums + r * padded_dim + d + v * Vec::kLanes, mixed[r][v]);
+    }
+}
+
+template <class Format, int R, int V = kVectors>
+void mix(const float *weights, const float *worth, const Tile<Format> &tile, int low, int high, int d, float *sums,
+         int padded_dim) {
+    for (; d + V * Vec::kLanes <= padded_dim; d += V * Vec::kLanes) {
+        mix_vectors<Format, R, V>(weights, worth, tile, low, high, d, sums, padded_dim);
+    }
+    if constexpr (V > 1) mix<Format, R, V - 1>(weights, worth, tile, low, high, d, sums, padded_dim);
+}
+
+// All of it for keys [begin, end), which the tile holds.
+template <class Format, int R>
+void attend_rows(const Rows &rows, const Tile<Format> &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
+                 float softcap) {
+    int lows[R], highs[R], low = kTileKeys, high = 0;
+    for (int r = 0; r < R; ++r) {
+        lows[r] = std::max(rows.first_keys[r], begin) - begin;
+        highs[r] = std::min(rows.last_keys[r] + 1, end) - begin;
+        if (lows[r] >= highs[r]) continue;
+        low = std::min(low, lows[r]);
+        high = std::max(high, highs[r]);
+    }
+    if (low >= high) return;
+    const int first = low / Vec::kLanes, last = (high + Vec::kLanes - 1) / Vec::kLanes;
+    score<Format, R>(rows.queries, tile, first, last, head_dim, rows.weights);
+    float worth[R];
+    for (int r = 0; r < R; ++r) {
+        worth[r] = soften(rows.weights + r * kTileKeys, first * Vec::kLanes, last * Vec::kLanes, lows[r], highs[r],
+                          softcap, rows.best + r, rows.totals + r * Vec::kLanes);
+    }
+    mix<Format, R>(rows.weights, worth, tile, low, high, 0, rows.sums, padded_dim);
+}
+
+template <class Format, int R = kRows>
+void attend(const Rows &rows, const Tile<Format> &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
+            float softcap) {
+    if (rows.count == R) return attend_rows<Format, R>(rows, tile, begin, end, head_dim, padded_dim, softcap);
+    if constexpr (R > 1) attend<Format, R - 1>(rows, tile, begin, end, head_dim, padded_dim, softcap);
+}
+
+}  // namespace wr
