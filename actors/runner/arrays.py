@@ -1,11 +1,20 @@
 """Arrays that the host fills, and the tensors that the device reads."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+
+
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[N], without waiting for what the device has queued."""
+    on_host = device.type == "cpu"
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=not on_host)
+    return tensor if on_host else tensor.to(device, non_blocking=True)
 
 
 class Mirror:

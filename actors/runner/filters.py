@@ -4,10 +4,13 @@ A filter keeps the tokens that are at least as likely as the last one it must ke
 so that what is kept depends on the row alone, never on how ties were sorted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from .arrays import to_device
 
 _TILE = 64
 """Tokens whose maximum stands for them in the search for the largest."""
@@ -17,11 +20,17 @@ _FIRST_TRY = 1024
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """[R] each, on the device of the weights; 0, 1 and 0 switch them off."""
+    """One of each per row, known to the host, so that the device need not be asked; 0, 1 and 0 switch them off."""
 
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
+    top_k: Sequence[int]
+    top_p: Sequence[float]
+    min_p: Sequence[float]
+
+    def of(self, rows: Sequence[int]) -> "Filters":
+        """Of some rows."""
+        return Filters(
+            [self.top_k[row] for row in rows], [self.top_p[row] for row in rows], [self.min_p[row] for row in rows]
+        )
 
 
 def thresholds(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
@@ -29,14 +38,16 @@ def thresholds(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
 
     In vLLM's order: min-p, top-k, top-p of what they leave.
     """
-    least = filters.min_p.clone()
-    limited = filters.top_k > 0
-    nucleus = (filters.top_p < 1.0) & ~limited
-    for chosen, search in ((limited, _top_k_top_p), (nucleus, _top_p)):
-        rows = chosen.nonzero().flatten()
-        if len(rows):
-            picked = Filters(filters.top_k[rows], filters.top_p[rows], filters.min_p[rows])
-            least[rows] = search(weights if len(rows) == len(weights) else weights[rows], picked)
+    device = weights.device
+    least = to_device(filters.min_p, torch.float32, device)
+    limited = [row for row, top_k in enumerate(filters.top_k) if top_k > 0]
+    nucleus = [row for row, top_k in enumerate(filters.top_k) if top_k <= 0 and filters.top_p[row] < 1.0]
+    for rows, search in ((limited, _top_k_top_p), (nucleus, _top_p)):
+        if len(rows) == len(weights):
+            return search(weights, filters)
+        if rows:
+            index = to_device(rows, torch.int64, device)
+            least[index] = search(weights[index], filters.of(rows))
     return least
 
 
@@ -55,24 +66,31 @@ def largest(weights: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _top_k_top_p(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
-    values = largest(weights, int(filters.top_k.max()))
-    order = torch.arange(values.shape[1], device=values.device)
-    values = values.masked_fill(order >= filters.top_k[:, None], 0.0)
-    values = values.masked_fill(values < filters.min_p[:, None], 0.0)
+    device, most = weights.device, max(filters.top_k)
+    values = largest(weights, most)
+    if min(filters.top_k) < most:
+        order = torch.arange(values.shape[1], device=device)
+        values = values.masked_fill(order >= to_device(filters.top_k, torch.int64, device)[:, None], 0.0)
+    if max(filters.min_p) > 0.0:
+        values = values.masked_fill(values < to_device(filters.min_p, torch.float32, device)[:, None], 0.0)
     sums = values.cumsum(1, dtype=torch.float64)
-    return _last_kept(values, sums, sums[:, -1], filters.top_p)
+    return _last_kept(values, sums, sums[:, -1], to_device(filters.top_p, torch.float64, device))
 
 
 def _top_p(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
-    weights = weights.masked_fill(weights < filters.min_p[:, None], 0.0)
+    device, vocab = weights.device, weights.shape[1]
+    top_p = to_device(filters.top_p, torch.float64, device)
+    weights = weights.masked_fill(weights < to_device(filters.min_p, torch.float32, device)[:, None], 0.0)
     totals = weights.sum(1, dtype=torch.float64)
-    values = largest(weights, _FIRST_TRY)
+    # Whether a first try was enough only the device would know, and asking it costs more than sorting there.
+    values = largest(weights, _FIRST_TRY if device.type == "cpu" else vocab)
     sums = values.cumsum(1, dtype=torch.float64)
-    least = _last_kept(values, sums, totals, filters.top_p)
-    wide = (sums[:, -1] < filters.top_p * totals).nonzero().flatten()
-    if len(wide):
-        values = largest(weights[wide], weights.shape[1])
-        least[wide] = _last_kept(values, values.cumsum(1, dtype=torch.float64), totals[wide], filters.top_p[wide])
+    least = _last_kept(values, sums, totals, top_p)
+    if values.shape[1] < vocab:
+        wide = (sums[:, -1] < top_p * totals).nonzero().flatten()
+        if len(wide):
+            values = largest(weights[wide], vocab)
+            least[wide] = _last_kept(values, values.cumsum(1, dtype=torch.float64), totals[wide], top_p[wide])
     return least
 
 

@@ -112,7 +112,7 @@ def test_contradicting_constraints_still_give_a_token():
 
 def kept(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
     weights = (logits - logits.max()).exp()[None]
-    filters = Filters(torch.tensor([top_k]), torch.tensor([top_p], dtype=torch.float64), torch.tensor([min_p]))
+    filters = Filters([top_k], [top_p], [min_p])
     return (weights >= thresholds(weights, filters)[:, None])[0].nonzero().flatten().tolist()
 
 
@@ -148,7 +148,7 @@ def test_mixed_rows_are_filtered_as_if_alone():
     options = [(0, 1.0, 0.0), (5, 1.0, 0.0), (700, 0.9, 0.0), (0, 0.6, 0.0), (0, 0.999, 0.0), (0, 1.0, 0.2)]
     weights = (logits - logits.amax(1, keepdim=True)).exp()
     top_k, top_p, min_p = (torch.tensor(column) for column in zip(*options, strict=True))
-    mask = weights >= thresholds(weights, Filters(top_k, top_p.double(), min_p))[:, None]
+    mask = weights >= thresholds(weights, Filters(top_k.tolist(), top_p.tolist(), min_p.tolist()))[:, None]
     for index, alone in enumerate(options):
         assert mask[index].nonzero().flatten().tolist() == kept(logits[index], *alone)
 
