@@ -19,8 +19,9 @@ from .kernels.library import native
 from .local_engine import DeltaSink, EventSink, LocalEngine
 from .models.available import cpu_kernels
 from .models.source import resolve_model
+from .models.spec import model_len
 from .runner.calibration import Calibration, calibrate
-from .runner.load import KvMemoryConfig, load_runner, model_len
+from .runner.load import KvMemoryConfig, load_runner
 from .runner.runner import ModelRunner
 
 WEIGHTS_VERSION = "0"

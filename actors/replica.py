@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -21,8 +21,10 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
 from .embedded_bus import StartupNote, open_bus
-from .engine_host import EngineHost
 from .event_publisher import EventPublisher
+
+if TYPE_CHECKING:
+    from .engine_host import EngineHost
 
 
 class Replica:
@@ -40,7 +42,7 @@ class Replica:
         self._plain: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
         self._exits = AsyncExitStack()
         try:
-            self._host = await asyncio.to_thread(EngineHost.load, config, self._report)
+            self._host = await asyncio.to_thread(self._load, config)
         except WarmrootError as error:
             await self._bus.report(self._id, StartupNote(stage="failed", failed=error.message))
             raise
@@ -107,6 +109,15 @@ class Replica:
     async def __del__(self) -> None:
         """Called by Serve when it stops the replica: leave the bus, end the engine, then cut the connections."""
         await self._exits.aclose()
+
+    def _load(self, config: WarmrootConfig) -> "EngineHost":
+        """On a thread of its own. The import brings torch, which whoever only names this class does not need."""
+        threads = config.deploy.threads_per_replica
+        if threads is not None:  # OpenMP and MKL read these when they are loaded
+            os.environ.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)})
+        from .engine_host import EngineHost
+
+        return EngineHost.load(config, self._report)
 
     async def _snapshot(self) -> list[KvEvent]:
         # A bus that wants a snapshot may have been restarted: it does not know the model either.

@@ -9,7 +9,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.ingress import Ingress
-from ..actors.kernels.library import native
 from ..actors.replica import Replica
 from ..cluster.config import WarmrootConfig
 
@@ -35,7 +34,6 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         ray_actor_options={
             "num_cpus": threads,
             "num_gpus": _gpus_per_replica(),
-            "runtime_env": {"env_vars": _thread_environment(threads)},
         },
         request_router_config={
             "request_router_class": REQUEST_ROUTER,
@@ -52,6 +50,9 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=GRACE_S,
     )
+    # A replica sets its threads itself: with a runtime environment Ray could not use a worker that it has ready.
+    deploy = config.deploy.model_copy(update={"threads_per_replica": threads})
+    config = config.model_copy(update={"deploy": deploy})
     channel_host = "127.0.0.1" if single_node else None
     return ingress.bind(config, replicas.bind(config, secrets.token_hex(16), channel_host))
 
@@ -74,10 +75,3 @@ def replica_handle() -> DeploymentHandle:
 def _gpus_per_replica() -> int:
     """One where the cluster has any; Ray hides GPUs from actors that ask for none."""
     return int(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1)
-
-
-def _thread_environment(threads: int) -> dict[str, str]:
-    """OpenMP reads its variables when torch is imported, so they must be there before the actor's code."""
-    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    # With native kernels torch does little between them: its threads must not spin on the cores meanwhile.
-    return variables if native() is None else {**variables, "OMP_WAIT_POLICY": "PASSIVE"}

@@ -16,9 +16,8 @@ from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
 from ..actors.embedded_bus import StartupNote, find_bus, open_bus
-from ..actors.models.loader import read_spec
 from ..actors.models.source import resolve_model
-from ..actors.runner.load import model_len
+from ..actors.models.spec import model_len, read_spec
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from .app import APP_NAME, build_app, replica_threads

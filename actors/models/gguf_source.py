@@ -73,20 +73,6 @@ class GgufSource:
         """See ``WeightSource.files``."""
         return (self._path,)
 
-    @property
-    def tensor_names(self) -> frozenset[str]:
-        """The file's own names of its tensors."""
-        return frozenset(self._tensors)
-
-    def metadata(self) -> dict[str, Any]:
-        """All key-value pairs of the file."""
-        return self._metadata
-
-    def frequency_factors(self) -> tuple[float, ...]:
-        """Llama 3's rope scaling, which files of that family hold as a tensor; empty elsewhere."""
-        name = "rope_freqs.weight"
-        return tuple(self._values(name).astype(float).tolist()) if name in self._tensors else ()
-
     def where(self, name: str) -> str:
         """See ``WeightSource.where``."""
         return f"{self._path} ({self._stored(name)})"

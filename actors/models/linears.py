@@ -1,16 +1,14 @@
 """Where a decoder's linears come from, and how torch's are made."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.model_spec import ModelSpec
 from ..layers.linear import Linear, LinearMethod
 from .tensors import EMBEDDING, OUTPUT, fused_linears
-from .weights import Weights, WeightSource
+from .weights import Weights
 
 
 class Linears(Protocol):
@@ -58,14 +56,6 @@ class TorchLinears:
         return self._method.prepare(
             weight, _stack([b for b in biases if b is not None]) if biases[0] is not None else None
         )
-
-
-def stored_blocks(source: WeightSource, spec: ModelSpec) -> str:
-    """``q4_1+q8_0``: the block formats of the linears, the commonest first; empty where all are floats."""
-    kinds = Counter(
-        source.block_type(module + ".weight") for modules in fused_linears(spec).values() for module in modules
-    )
-    return "+".join(Storage(kind).name.lower() for kind, _ in kinds.most_common() if kind is not None)
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

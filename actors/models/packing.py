@@ -1,5 +1,6 @@
 """A checkpoint's weights in the native kernels' form: what is packed how."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,7 +10,6 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.model_spec import ModelSpec
 from ..kernels.linear import NativeLinear, PackedWeight, WeightFormat, pack, pack_gguf, packable_gguf
-from .linears import stored_blocks
 from .tensors import EMBEDDING, fused_linears
 from .weights import Weights, WeightSource
 
@@ -38,7 +38,7 @@ class Packing:
         floats = _FORMATS[chosen]
         if quantization == "int8":
             return cls("int8", WeightFormat.Q8, WeightFormat.Q8, frozenset({int(Storage.Q8_0)}), chosen)
-        stored = stored_blocks(source, spec) if quantization == "auto" and dtype is None else ""
+        stored = _stored_blocks(source, spec) if quantization == "auto" and dtype is None else ""
         if not stored:
             return cls(str(chosen).removeprefix("torch."), floats, floats, frozenset(), chosen)
         packable = frozenset(number for number in _ALL_STORAGES if packable_gguf(number))
@@ -91,3 +91,11 @@ def _pack_run(weights: Weights, packing: Packing, block_type: int | None, module
             return packed
     weight = torch.cat([weights.take(name) for name in names])
     return pack(weight, packing.floats if block_type is None else packing.blocks, bias)
+
+
+def _stored_blocks(source: WeightSource, spec: ModelSpec) -> str:
+    """``q4_1+q8_0``: the block formats of the linears, the commonest first; empty where all are floats."""
+    kinds = Counter(
+        source.block_type(module + ".weight") for modules in fused_linears(spec).values() for module in modules
+    )
+    return "+".join(Storage(kind).name.lower() for kind, _ in kinds.most_common() if kind is not None)

@@ -4,10 +4,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import httpx
-from huggingface_hub import errors as hub_errors
-from huggingface_hub import snapshot_download
-
 from ...cluster.errors import ModelLoadError
 
 PACKAGED = "smollm2"
@@ -62,6 +58,10 @@ def _packaged() -> Path:
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
+    import httpx  # only this needs the hub's client, which is slow to import
+    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except hub_errors.GatedRepoError as error:

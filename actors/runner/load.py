@@ -7,9 +7,9 @@ import torch
 
 from ...cluster.errors import ConfigError
 from ...cluster.kv_layout import KvLayout
-from ...cluster.model_spec import ModelSpec
 from ..models.decoder import Decoder
 from ..models.loader import load_model
+from ..models.spec import model_len
 from ..models.weights import Progress
 from .memory import available_bytes, kv_blocks_for, useful_blocks
 from .runner import ModelRunner
@@ -56,16 +56,6 @@ def load_runner(
     length = model_len(decoder.spec, max_model_len)
     num_blocks = kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
     return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
-
-
-def model_len(spec: ModelSpec, wanted: int | None) -> int:
-    """The longest sequence: the model's context, or less if wanted. Raises ConfigError for more."""
-    if wanted is not None and not 1 <= wanted <= spec.max_position:
-        raise ConfigError(
-            f"max_model_len: {wanted} is not between 1 and the model's context of {spec.max_position}",
-            param="max_model_len",
-        )
-    return wanted or spec.max_position
 
 
 def _kv_dtype(name: str, decoder: Decoder) -> torch.dtype:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ...actors.models.source import resolve_model
+from ...actors.models.spec import read_spec, stored_format
 from ...cluster.capacity import WEIGHT_BYTES, CapacityPlan, Shards, plan_capacity, smallest_fit
 from ...cluster.config import ModelConfig
 from ...cluster.config_file import load_config
@@ -75,17 +77,11 @@ def machine_memory() -> int:
 
 def read_model(model: str, revision: str | None) -> ModelSpec:
     """The facts of a model; a folder needs no more than its config.json. Raises ModelLoadError."""
-    from ...actors.models.loader import read_spec  # brings torch
-    from ...actors.models.source import resolve_model
-
     return read_spec(resolve_model(model, revision, weights=False))
 
 
 def weights_format(model: ModelConfig) -> str:
     """What linears are kept as: a key of ``WEIGHT_BYTES``. Raises ModelLoadError."""
-    from ...actors.models.loader import stored_format  # brings torch
-    from ...actors.models.source import resolve_model
-
     if model.quantization == "int8":
         return "int8"
     if model.dtype != "auto":

