@@ -50,7 +50,7 @@ MOE_DEFAULTS: dict[Architecture, dict[str, Any]] = {
         "v_head_dim": 128,
     },
 }
-"""What transformers' configuration classes assume for keys that a file leaves out; it always has the number of experts."""
+"""What transformers assumes for keys that a file leaves out; the number of experts is always there."""
 
 
 def hf_moe(family: Architecture, values: Mapping[str, Any]) -> MoeSpec | None:

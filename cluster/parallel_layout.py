@@ -1,0 +1,223 @@
+"""How one replica of a model is cut: what each rank holds, and what that weighs.
+
+Pure arithmetic over ModelSpec and Topology. Query, KV and latent heads, MLPs and the vocabulary are cut over a tp
+group; layers over the stages; experts over the ep ranks. What cannot be cut is refused with what would fit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal
+
+from .errors import ConfigError
+from .expert_placement import ExpertPlacement, initial_placement
+from .head_cuts import HeadCut, cut_heads
+from .kv_formats import KvFormat
+from .model_spec import ModelSpec
+from .model_tensors import (
+    Dim,
+    Dims,
+    count_elements,
+    dim_sizes,
+    end_tensors,
+    expert_tensors,
+    layer_tensors,
+)
+from .splits import split_by_cost, split_by_share, split_evenly
+from .topology import RankPlace, Topology
+from .weight_formats import WeightFormat
+
+Balance = Literal["work", "memory"]
+DECODE_TOKENS = 16
+"""Tokens of the step that stages are balanced for: they tell how many experts are read."""
+_FLOAT_UNIT = 32
+"""MLP columns of unquantised weights are cut at multiples of this where they can be: vector kernels like it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLayout:
+    """What one rank holds."""
+
+    spec: ModelSpec
+    place: RankPlace
+    layers: range
+    has_embedding: bool
+    has_head: bool
+    samples: bool
+    heads: HeadCut
+    cuts: Mapping[Dim, range]
+    """The part of every dimension, in elements; whole where the rank holds all of it."""
+    experts: tuple[int, ...]
+    """In the slots of every sparse layer, as placed at the start."""
+
+    def tensors(self) -> dict[str, Dims]:
+        """Every tensor of a checkpoint that the rank reads a part of; an expert that it has two slots for once."""
+        tensors = end_tensors(self.spec, first=self.has_embedding, last=self.has_head)
+        for layer in self.layers:
+            tensors |= layer_tensors(self.spec, layer)
+            if self.spec.is_sparse(layer):
+                for expert in self.experts:
+                    tensors |= expert_tensors(self.spec, layer, expert)
+        return tensors
+
+    def part(self, dims: Dims) -> tuple[range, ...]:
+        """The rank's part of a tensor, one range a dimension."""
+        return tuple(self.cuts[dim] for dim in dims)
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights that the rank holds."""
+        return count_elements(self.tensors(), {dim: len(part) for dim, part in self.cuts.items()})
+
+    def weight_bytes(self, weights: WeightFormat, tables: WeightFormat | None = None) -> int:
+        """Bytes of them, embedding and head in the format ``tables`` (default: as the others)."""
+        total = 0
+        for dims in self.tensors().values():
+            sizes = [len(part) for part in self.part(dims)]
+            if len(sizes) == 1 or "experts" in dims:
+                total += weights.vector_bytes(sizes[0] * (sizes[1] if len(sizes) > 1 else 1))
+            else:
+                total += (tables if tables and "vocab" in dims else weights).matrix_bytes(*sizes)
+        return total
+
+    def kv_token_bytes(self, fmt: KvFormat, block_size: int = 16) -> float:
+        """Bytes of one cached token in the rank's layers, scales included. MLA caches one latent, on every rank."""
+        if self.spec.mla is not None:
+            return len(self.layers) * fmt.key.page_bytes(self.spec.mla.cached_size, block_size) / block_size
+        return len(self.layers) * len(self.heads.kv) * fmt.token_bytes(self.spec.head_dim, block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """All ranks of a replica."""
+
+    spec: ModelSpec
+    topology: Topology
+    ranks: tuple[RankLayout, ...]
+    placement: ExpertPlacement | None
+    """Of every sparse layer at the start; None for dense models."""
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        topology: Topology,
+        *,
+        num_redundant_experts: int = 0,
+        weights: WeightFormat | None = None,
+        balance: Balance = "work",
+    ) -> "ParallelLayout":
+        """Cut a model. Raises ConfigError, naming the key, for what cannot be cut so.
+
+        ``weights``: quantised groups are not torn. ``balance``: stages have about equal ``work`` (weights that a
+        decode step reads: of the embedding nothing to speak of) or equal ``memory``.
+        """
+        placement = _placement(spec, topology, num_redundant_experts)
+        whole: dict[Dim, range] = {dim: range(size) for dim, size in dim_sizes(spec).items()}
+        heads = cut_heads(spec, topology.tp, 1 if weights is None else weights.group)
+        cuts = [whole | cut for cut in _cut_dims(spec, topology, heads, weights)]
+        stages = _stages(spec, topology.pp, {dim: len(part) for dim, part in cuts[0].items()}, placement, balance)
+        ranks = [
+            RankLayout(
+                spec=spec,
+                place=place,
+                layers=stages[place.stage],
+                has_embedding=topology.holds_embedding(place.rank),
+                has_head=topology.holds_head(place.rank),
+                samples=topology.samples(place.rank),
+                heads=heads[place.tp_rank],
+                cuts=cuts[place.rank % topology.stage_size],
+                experts=() if placement is None else placement.slots[place.ep_rank],
+            )
+            for place in topology.places()
+        ]
+        return cls(spec=spec, topology=topology, ranks=tuple(ranks), placement=placement)
+
+    @property
+    def stages(self) -> list[range]:
+        """The layers of each stage."""
+        return [self.ranks[group[0]].layers for group in self.topology.stage_groups]
+
+
+def _placement(spec: ModelSpec, topology: Topology, num_redundant: int) -> ExpertPlacement | None:
+    if spec.moe is not None:
+        return initial_placement(spec.moe.num_experts, topology.ep, num_redundant)
+    for key, given in (("expert_parallel_size", topology.ep > 1), ("num_redundant_experts", num_redundant)):
+        if given:
+            raise ConfigError(f"{key}: the model ({spec.architecture}) has no experts; leave it away", param=key)
+    return None
+
+
+def _cut_dims(
+    spec: ModelSpec, topology: Topology, heads: list[HeadCut], weights: WeightFormat | None
+) -> list[dict[Dim, range]]:
+    """The parts of each rank of a stage, in every dimension that is cut."""
+    group = 1 if weights is None else weights.group
+    even, shares = [1.0] * topology.tp, _mlp_shares(spec, heads)
+    vocabulary = split_evenly(spec.vocab_size, topology.tp)
+    is_dense = not all(spec.is_sparse(layer) for layer in range(spec.num_layers))
+    inner = _cut_inner("MLP", spec.intermediate_size, shares, group) if is_dense else []
+    shared, expert = list[range](), list[range]()
+    if spec.moe is not None:
+        expert = _cut_inner("experts' MLP", spec.moe.intermediate_size, [1.0] * topology.expert_tp, group)
+        if spec.moe.shared_intermediate_size:
+            shared = _cut_inner("shared experts' MLP", spec.moe.shared_intermediate_size, even, group)
+    parts: list[dict[Dim, range]] = []
+    for place in topology.places()[: topology.stage_size]:
+        part: dict[Dim, range] = {**heads[place.tp_rank].dims(spec), "vocab": vocabulary[place.tp_rank]}
+        if inner:
+            part["inner"] = inner[place.tp_rank]
+        if shared:
+            part["shared_inner"] = shared[place.tp_rank]
+        if expert:
+            part["expert_inner"] = expert[place.expert_tp_rank]
+        parts.append(part)
+    return parts
+
+
+def _mlp_shares(spec: ModelSpec, heads: list[HeadCut]) -> list[float]:
+    """A rank with more heads than others gets that much less of a dense MLP."""
+    attention = [2 * (len(cut.queries) + len(cut.kv)) * spec.head_dim for cut in heads]
+    even = (sum(attention) + 3 * spec.intermediate_size) / len(heads)
+    return [max(0.0, even - cost) for cost in attention]
+
+
+def _cut_inner(name: str, size: int, shares: list[float], group: int) -> list[range]:
+    """Columns in whole groups for each share."""
+    if len(shares) == 1:
+        return [range(size)]
+    units = [unit for unit in (lcm(group, _FLOAT_UNIT), group) if size % unit == 0 and size // unit >= len(shares)]
+    if not units:
+        most = size // group if size % group == 0 else 1
+        raise ConfigError(
+            f"tensor_parallel_size: the model's {name} of {size} columns has no {len(shares)} parts"
+            f" in groups of {group}; at most {most} fit",
+            param="tensor_parallel_size",
+        )
+    return split_by_share(size, shares, units[0])
+
+
+def _stages(
+    spec: ModelSpec, pp: int, sizes: Mapping[Dim, int], placement: ExpertPlacement | None, balance: Balance
+) -> list[range]:
+    if pp > spec.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size: {pp} stages are more than the model's {spec.num_layers} layers;"
+            f" at most {spec.num_layers} fit",
+            param="pipeline_parallel_size",
+        )
+    table = sizes["vocab"] * sizes["hidden"]
+    costs = [_layer_cost(spec, layer, sizes, placement, balance) for layer in range(spec.num_layers)]
+    return split_by_cost(costs, pp, first=table if balance == "memory" else 0, last=table)
+
+
+def _layer_cost(
+    spec: ModelSpec, layer: int, sizes: Mapping[Dim, int], placement: ExpertPlacement | None, balance: Balance
+) -> float:
+    """Weights of a layer that a rank holds, or reads in a step."""
+    cost: float = count_elements(layer_tensors(spec, layer), sizes)
+    if spec.moe is not None and placement is not None and spec.is_sparse(layer):
+        read = spec.moe.touched_experts(DECODE_TOKENS) / placement.num_ranks
+        experts = placement.slots_per_rank if balance == "memory" else read
+        cost += experts * count_elements(expert_tensors(spec, layer, 0), sizes)
+    return cost
