@@ -1,6 +1,6 @@
 """The commonest step, in which every sequence computes the one token sampled last, in tensors that are kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class DecodeBatch:
         self._rows: Int64s = np.zeros(0, np.int64)
         self._num_blocks = 0
         """Of all sequences together: it grows when any of their tables does."""
+        self._width = 0
+        """Columns of the block tables that have been written."""
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -79,20 +81,46 @@ class DecodeBatch:
         """Most keys of one sequence."""
         return int(self._seqused_k.array.max())
 
+    @property
+    def key_limit(self) -> int:
+        """Most keys that the block tables have room for."""
+        return self._tables[0].array.shape[1] * self._block_size
+
     def _take(self, states: list[SequenceState]) -> None:
         """Other sequences than before."""
         self._states = states
         self._rows = np.array([state.row for state in states], np.int64)
         self._num_blocks = 0
-        for mirror in (self._token_ids, self._positions, *self._slots, *self._tables):
+        for mirror in (self._token_ids, self._positions, *self._slots):
             mirror.array[len(states) :] = 0
+        for mirror in self._tables:
+            mirror.array[:, : self._width] = 0
 
     def _read_tables(self, table: SequenceTable, width: int) -> None:
+        self._width = width
         count = len(self._rows)
         for index, blocks in enumerate(table.blocks):
             if width > self._tables[index].array.shape[1]:
                 self._tables[index] = Mirror((self.size, 2 * width), torch.int32, self._device)
             mirror = self._tables[index]
             mirror.array[:count, :width] = blocks.cells[self._rows, :width]
-            mirror.array[:count, width:] = 0
             mirror.upload()
+
+
+class EagerDecodes:
+    """Steps of decodes, launched operation by operation."""
+
+    def __init__(
+        self, compute: Callable[[DecodeBatch, int], torch.Tensor], make_batch: Callable[[int], DecodeBatch]
+    ) -> None:
+        """``compute`` gives logits [size, vocab] of a batch with at most so many keys a sequence."""
+        self._compute = compute
+        self._make_batch = make_batch
+        self._batch = make_batch(1)
+
+    def logits(self, table: SequenceTable, states: list[SequenceState], computed: Sequence[int]) -> torch.Tensor:
+        """[B, vocab] of the tokens after the ``computed`` ones."""
+        if len(states) != self._batch.size:
+            self._batch = self._make_batch(len(states))
+        self._batch.fill(table, states, computed)
+        return self._compute(self._batch, self._batch.max_seqlen_k)

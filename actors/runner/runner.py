@@ -9,13 +9,15 @@ import torch
 from ...cluster.ids import RequestId
 from ...cluster.kv_layout import KvLayout
 from ...cluster.messages import TokenLogprob
+from ..attention.flash_backend import FlashAttention
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..engine.plan import SequenceResult, StepPlan, StepResult
 from ..models.decoder import Decoder
 from .batch import Batch, apply_diff, only_decodes, pack
 from .choice import choice_for
-from .decode import DecodeBatch
+from .cuda_graphs import CudaRecorder, DecodeGraphs, graph_sizes
+from .decode import DecodeBatch, EagerDecodes
 from .logprobs import logprobs
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
@@ -41,8 +43,12 @@ class ModelRunner:
         *,
         kv_dtype: torch.dtype | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
+        max_num_seqs: int = 256,
     ) -> None:
-        """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's."""
+        """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's.
+
+        Steps of up to ``max_num_seqs`` decodes are recorded where the device can do that.
+        """
         spec = decoder.spec
         self.decoder = decoder
         self.layout = layout
@@ -54,7 +60,9 @@ class ModelRunner:
         )
         self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
         self._sequences = SequenceTable(len(layout.groups))
-        self._decodes = self._decode_batch(1)
+        eager = EagerDecodes(self._logits, self._decode_batch)
+        # Others than flash-attention read lengths on the host, which no recording can repeat.
+        self._decodes = self._graphs(eager, max_num_seqs) if isinstance(decoder.backend, FlashAttention) else eager
         self._plans: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -86,12 +94,8 @@ class ModelRunner:
     def _decode(self, plan: StepPlan) -> list[SequenceResult]:
         """Every sequence computes one token and samples the next."""
         states = [self._sequences[step.request_id] for step in plan.sequences]
-        if len(states) != self._decodes.size:
-            self._decodes = self._decode_batch(len(states))
-        batch = self._decodes
-        batch.fill(self._sequences, states, [step.num_computed for step in plan.sequences])
-        hidden = self.decoder.forward(batch.token_ids, batch.positions, self._kv, batch.metadata(batch.max_seqlen_k))
-        sampled = self._sample(states, self.decoder.logits(hidden))
+        computed = [step.num_computed for step in plan.sequences]
+        sampled = self._sample(states, self._decodes.logits(self._sequences, states, computed))
         return [
             SequenceResult(
                 request_id=state.request_id, token_ids=[token_id], logprobs=None if entry is None else [entry]
@@ -99,8 +103,20 @@ class ModelRunner:
             for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
         ]
 
+    def _logits(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor:
+        metadata = batch.metadata(max_seqlen_k)
+        return self.decoder.logits(self.decoder.forward(batch.token_ids, batch.positions, self._kv, metadata))
+
     def _decode_batch(self, size: int) -> DecodeBatch:
         return DecodeBatch(size, len(self.layout.groups), self.layout.block_size, self.decoder.device)
+
+    def _graph_batch(self, size: int) -> DecodeBatch:
+        block_size = self.layout.block_size
+        num_blocks = -(-self.decoder.spec.max_position // block_size)
+        return DecodeBatch(size, len(self.layout.groups), block_size, self.decoder.device, num_blocks)
+
+    def _graphs(self, eager: EagerDecodes, max_num_seqs: int) -> DecodeGraphs:
+        return DecodeGraphs(self._logits, self._graph_batch, graph_sizes(max_num_seqs), CudaRecorder(), eager)
 
     def _mixed(self, plan: StepPlan) -> list[SequenceResult]:
         batch = pack(self._sequences, plan, self.layout.block_size)
