@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from .contender import Contender
 
+_NEAR_TIE = 0.01
+"""Margin below which the reference itself hardly prefers one token."""
+
 
 class QualitySizes(NamedTuple):
     """Windows of the text, each scored from its beginning on."""
@@ -21,7 +24,11 @@ class Scores(NamedTuple):
     """One entry per token, all windows in a row."""
 
     logprobs: list[float]
+    """Of the token that stands there."""
     argmax: list[int]
+    """The likeliest token."""
+    margins: list[float]
+    """Log-probability of the likeliest token less that of the second."""
 
     @property
     def perplexity(self) -> float:
@@ -30,8 +37,18 @@ class Scores(NamedTuple):
 
 
 def sample_text() -> str:
-    """Python's own language reference, which comes with every Python (the text differs a little between versions)."""
-    return "\n".join(topics[name] for name in sorted(topics))
+    """The prose of Python's own language reference: paragraphs of sentences, without code, grammar and headings.
+
+    It comes with every Python and differs a little between versions.
+    """
+    paragraphs = (
+        " ".join(text.split()) for name in sorted(topics) for text in topics[name].split("\n\n") if _is_prose(text)
+    )
+    return "\n\n".join(paragraphs)
+
+
+def _is_prose(paragraph: str) -> bool:
+    return len(paragraph) > 120 and paragraph[0].isalpha() and paragraph.endswith(".") and "::=" not in paragraph
 
 
 def windows(encode: Callable[[str], list[int]], sizes: QualitySizes) -> list[list[int]]:
@@ -55,19 +72,19 @@ def text_facts(prompts: list[list[int]]) -> dict[str, Any]:
 def score(contender: Contender, prompts: list[list[int]]) -> Scores:
     """Teacher-forced, window by window."""
     answers = [contender.call("score", prompt=prompt) for prompt in prompts]
-    return Scores(
-        [value for answer in answers for value in answer["logprobs"]],
-        [token for answer in answers for token in answer["argmax"]],
-    )
+    return Scores(**{name: [item for answer in answers for item in answer[name]] for name in Scores._fields})
 
 
 def compare(scores: Scores, reference: Scores) -> dict[str, float]:
     """Against the same tokens scored by another."""
-    agreed = sum(ours == theirs for ours, theirs in zip(scores.argmax, reference.argmax, strict=True))
+    agreed = [ours == theirs for ours, theirs in zip(scores.argmax, reference.argmax, strict=True)]
+    clear = [same for same, margin in zip(agreed, reference.margins, strict=True) if margin >= _NEAR_TIE]
     return {
         "perplexity": scores.perplexity,
         "perplexity_ratio": scores.perplexity / reference.perplexity,
-        "argmax_agreement": agreed / len(reference.argmax),
+        "argmax_agreement": sum(agreed) / len(agreed),
+        "argmax_agreement_without_ties": sum(clear) / len(clear) if clear else math.nan,
+        "near_ties": 1 - len(clear) / len(agreed),
         "max_logprob_difference": max(
             abs(ours - theirs) for ours, theirs in zip(scores.logprobs, reference.logprobs, strict=True)
         ),

@@ -36,7 +36,7 @@ class FakeContender(Contender):
             length = len(arguments["prompt"]) - 1
             loss = 1.005 if "int8" in self.name else 1.0
             wrong = 1 if "q4" in self.name else 0
-            return {"logprobs": [-loss] * length, "argmax": [wrong] * length}
+            return {"logprobs": [-loss] * length, "argmax": [wrong] * length, "margins": [0.5] * length}
         if method == "step_cost":
             return {"step_s": 0.01, "kernels_s": 0.0095, "overhead_s": 0.0005, "overhead_share": 0.05}
         if arguments.get("batch", 1) * arguments.get("context", 1) > 2**20:

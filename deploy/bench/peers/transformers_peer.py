@@ -57,10 +57,15 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def score(self, prompt: list[int]) -> dict[str, Any]:
-        """Of each token but the first: its log-probability after those before it, and the likeliest token there."""
+        """Of each token but the first, after those before it: see ``quality.Scores``."""
         logits = self._model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, :-1].float()
         chosen = logits.log_softmax(1).gather(1, torch.tensor(prompt[1:])[:, None])
-        return {"logprobs": chosen.flatten().tolist(), "argmax": logits.argmax(1).tolist()}
+        best = logits.topk(2, dim=1)
+        return {
+            "logprobs": chosen.flatten().tolist(),
+            "argmax": best.indices[:, 0].tolist(),
+            "margins": (best.values[:, 0] - best.values[:, 1]).tolist(),
+        }
 
     def _begin(self) -> None:
         self._batch, self._waiting = self._waiting, []

@@ -63,11 +63,15 @@ class WarmrootBackend:
         return [News(self._index[delta.request_id], len(delta.token_ids), delta.cached_tokens) for delta in deltas]
 
     def score(self, prompt: list[int]) -> dict[str, Any]:
-        """Of each token but the first: its log-probability after those before it, and the likeliest token there."""
+        """Of each token but the first, after those before it: see ``quality.Scores``."""
         engine = self._engines["uncached"]
-        self._add(engine, prompt, SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1, seed=0))
+        self._add(engine, prompt, SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=2, seed=0))
         found = [entry for delta in _until_done(engine) for entry in delta.prompt_logprobs or () if entry is not None]
-        return {"logprobs": [entry.logprob for entry in found], "argmax": [entry.top[0][0] for entry in found]}
+        return {
+            "logprobs": [entry.logprob for entry in found],
+            "argmax": [entry.top[0][0] for entry in found],
+            "margins": [entry.top[0][1] - entry.top[1][1] for entry in found],
+        }
 
     def step_cost(self, prompts: list[list[int]], num_steps: int) -> dict[str, Any]:
         """What a step costs while these prompts decode; see ``measure_steps``."""
