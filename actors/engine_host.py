@@ -23,6 +23,7 @@ from .models.spec import model_len
 from .runner.calibration import Calibration, calibrate
 from .runner.load import KvMemoryConfig, load_runner
 from .runner.runner import ModelRunner
+from .runner.threaded import ThreadedExecutor
 
 WEIGHTS_VERSION = "0"
 """Of the weights as they were loaded; an update of the weights moves the namespace of the cache on."""
@@ -96,8 +97,10 @@ class EngineHost:
             eos_token_ids=self.runner.eos_token_ids,
             vocab_size=self.runner.decoder.spec.vocab_size,
         )
-        engine = Engine(self.runner, settings, time.monotonic, self.namespace)
-        return LocalEngine(engine, self.runner, on_deltas, on_events)
+        # A CPU's cores are the model's already: to schedule beside it gains nothing there.
+        executor = self.runner if self.runner.decoder.device.type == "cpu" else ThreadedExecutor(self.runner)
+        engine = Engine(executor, settings, time.monotonic, self.namespace)
+        return LocalEngine(engine, executor, on_deltas, on_events)
 
     def _chunk(self) -> int:
         """Prompt tokens that running decodes can wait for."""
