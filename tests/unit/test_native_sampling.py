@@ -43,10 +43,8 @@ def weights_of(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> torch.
     """The torch path's filtered weights."""
     rows = len(logits)
     weights = (logits - logits.amax(1, keepdim=True)).div(temperature).exp()
-    filters = Filters(
-        torch.full((rows,), top_k), torch.full((rows,), top_p, dtype=torch.float64), torch.full((rows,), min_p)
-    )
-    return weights.masked_fill(weights < thresholds(weights, filters)[:, None], 0.0)
+    least = thresholds(weights, Filters([top_k] * rows, [top_p] * rows, [min_p] * rows))
+    return weights.masked_fill(weights < least[:, None], 0.0)
 
 
 def assert_same_draws(found: torch.Tensor, weights: torch.Tensor, uniform: torch.Tensor) -> None:
