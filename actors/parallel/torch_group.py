@@ -30,7 +30,13 @@ class TorchGroup:
         self.device = device
         self.names = names
         self.traffic = traffic
-        self._backend = backend
+        self._open_backend: Any = backend
+
+    @property
+    def _backend(self) -> Any:
+        if self._open_backend is None:
+            raise RankLostError("this rank has left its group")
+        return self._open_backend
 
     def all_reduce(self, x: Tensor) -> None:
         """See ``Collectives``. Bits are equal on all ranks, but the order of the sum is the backend's."""
@@ -94,8 +100,10 @@ class TorchGroup:
         flag.item()  # a GPU's work is only queued until then
 
     def close(self) -> None:
-        """See ``Collectives``."""
-        self._backend.shutdown()
+        """See ``Collectives``. Idempotent."""
+        if self._open_backend is not None:
+            self._open_backend.shutdown()
+            self._open_backend = None  # gloo disconnects when nobody holds it any more
 
     def _run(
         self, kind: Kind, num_bytes: int, start: Callable[[], Any], peer: int | None = None, keep: Any = None
