@@ -1,0 +1,287 @@
+// Linears over 8-bit and 4-bit panels. The input is quantised to 8 bits per row and group of 32, so that a group's part of
+// a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)).
+#include <cstring>
+
+#include "linear.h"
+
+namespace wr {
+namespace {
+
+#if defined(__AVX512VNNI__)
+
+// A group's codes stay in registers (8 per panel) while the rows of a tile pass by.
+constexpr int kTileRows = 4, kTilePanels = 2;
+
+template <bool kNibbles>
+inline void load_codes(const uint8_t *codes, __m512i *quads) {
+    if constexpr (kNibbles) {
+        const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+        for (int q = 0; q < kQuads / 2; ++q) {
+            const __m512i both = _mm512_loadu_si512(codes + 64 * q);
+            quads[q] = _mm512_and_si512(both, low);
+            quads[q + kQuads / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+    } else {
+#pragma GCC unroll 8
+        for (int q = 0; q < kQuads; ++q) quads[q] = _mm512_loadu_si512(codes + 64 * q);
+    }
+}
+
+template <int kRows, int kPanels, bool kNibbles, bool kMin>
+void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+    const wr_weights &weights = *block.weights;
+    const int64_t groups = num_groups(weights.in_features);
+    const int64_t bytes = group_bytes(weights.format), halves = group_halves(kMin);
+    const uint8_t *codes[kPanels];
+    const half_t *scales[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+        codes[p] = block.panel_at(block.panel + panel + p);
+        scales[p] = panel_scales(codes[p], weights.format, weights.in_features);
+    }
+    x += row * groups;
+    __m512 sums[kRows][kPanels];
+    for (auto &sum : sums) std::fill_n(sum, kPanels, _mm512_setzero_ps());
+    for (int64_t g = 0; g < groups; ++g) {
+        __m512i quads[kPanels][kQuads];
+        __m512 scale[kPanels], minimum[kPanels];
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            load_codes<kNibbles>(codes[p] + g * bytes, quads[p]);
+            scale[p] = load_half(scales[p] + g * halves).v;
+            if constexpr (kMin) minimum[p] = load_half(scales[p] + g * halves + kPanel).v;
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const InputGroup &input = x[r * groups + g];
+            __m512i dots[kPanels];
+            const __m512i zero = kMin ? _mm512_setzero_si512()
+                                      : _mm512_slli_epi32(_mm512_set1_epi32(input.negative_sum), kNibbles ? 3 : 7);
+            std::fill_n(dots, kPanels, zero);
+#pragma GCC unroll 8
+            for (int q = 0; q < kQuads; ++q) {
+                int32_t quad;
+                std::memcpy(&quad, input.codes + 4 * q, 4);
+                const __m512i xs = _mm512_set1_epi32(quad);
+#pragma GCC unroll 2
+                for (int p = 0; p < kPanels; ++p) dots[p] = _mm512_dpbusd_epi32(dots[p], quads[p][q], xs);
+            }
+            const __m512 x_scale = _mm512_set1_ps(input.scale);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) {
+                sums[r][p] =
+                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p]), _mm512_mul_ps(scale[p], x_scale), sums[r][p]);
+                if constexpr (kMin) {
+                    sums[r][p] = _mm512_fmadd_ps(minimum[p], _mm512_set1_ps(input.scaled_sum), sums[r][p]);
+                }
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) {
+            const Vec sum{sums[r][p]};
+            block.write(row + r, panel + p, &sum);
+        }
+    }
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kTileRows = 4, kTilePanels = 1;
+
+// The halves of two quads q and q + 4 (4 bits) or of quad q (8 bits), made signed.
+template <bool kNibbles>
+inline __m256i dot(__m256i sum, __m256i codes, __m256i xs) {
+    if constexpr (kNibbles) {
+        // 8 quads of products of at most 2 * 15 * 127 fit in 16 bits.
+        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, xs));
+    } else {
+        // Products of unsigned bytes would saturate: the sign moves to the input.
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(xs, codes));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+}
+
+inline __m256i broadcast_quad(const InputGroup &group, int quad) {
+    int32_t bits;
+    std::memcpy(&bits, group.codes + 4 * quad, 4);
+    return _mm256_set1_epi32(bits);
+}
+
+// Sums of code * x over a group, for 16 outputs of each row.
+template <int kRows, bool kNibbles>
+inline void dot_group(const uint8_t *codes, const InputGroup *x, int64_t groups, __m256i (*dots)[2]) {
+    constexpr int kLoads = kNibbles ? kQuads / 2 : kQuads;
+    for (int r = 0; r < kRows; ++r) dots[r][0] = dots[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int q = 0; q < kLoads; ++q) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(codes + 64 * q + 32 * half));
+            if constexpr (kNibbles) {
+                const __m256i low = _mm256_and_si256(both, _mm256_set1_epi8(15));
+                const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    dots[r][half] = dot<true>(dots[r][half], low, broadcast_quad(x[r * groups], q));
+                    dots[r][half] = dot<true>(dots[r][half], high, broadcast_quad(x[r * groups], q + kQuads / 2));
+                }
+            } else {
+                const __m256i codes_signed = _mm256_xor_si256(both, _mm256_set1_epi8(-128));
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    dots[r][half] = dot<false>(dots[r][half], codes_signed, broadcast_quad(x[r * groups], q));
+                }
+            }
+        }
+    }
+}
+
+// From the sums over codes as they were multiplied to those over code - zero, or over code if there are minima.
+template <bool kNibbles, bool kMin>
+inline __m256i settle(__m256i dots, int32_t negative_sum) {
+    if constexpr (kNibbles) dots = _mm256_madd_epi16(dots, _mm256_set1_epi16(1));
+    if constexpr (kNibbles && !kMin) dots = _mm256_add_epi32(dots, _mm256_set1_epi32(8 * negative_sum));
+    if constexpr (!kNibbles && kMin) dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(128 * negative_sum));
+    return dots;
+}
+
+template <int kRows, int kPanels, bool kNibbles, bool kMin>
+void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+    const wr_weights &weights = *block.weights;
+    const int64_t groups = num_groups(weights.in_features);
+    const uint8_t *codes = block.panel_at(block.panel + panel);
+    const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
+    x += row * groups;
+    Vec sums[kRows][kPanelVecs];
+    for (auto &sum : sums) std::fill_n(sum, kPanelVecs, set1(0.0f));
+    for (int64_t g = 0; g < groups; ++g) {
+        __m256i dots[kRows][2];
+        dot_group<kRows, kNibbles>(codes + g * group_bytes(weights.format), x + g, groups, dots);
+        const half_t *group_scales = scales + g * group_halves(kMin);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const Vec scale = load_half(group_scales + half * Vec::kLanes);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                const InputGroup &input = x[r * groups + g];
+                const Vec whole{_mm256_cvtepi32_ps(settle<kNibbles, kMin>(dots[r][half], input.negative_sum))};
+                sums[r][half] = fma(whole, scale * set1(input.scale), sums[r][half]);
+                if constexpr (kMin) {
+                    const Vec minimum = load_half(group_scales + kPanel + half * Vec::kLanes);
+                    sums[r][half] = fma(minimum, set1(input.scaled_sum), sums[r][half]);
+                }
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) block.write(row + r, panel, sums[r]);
+}
+
+#else
+
+constexpr int kTileRows = 4, kTilePanels = 1;
+
+template <bool kNibbles>
+inline void load_codes(const uint8_t *codes, uint8_t *quads) {
+    for (int i = 0; i < kGroup * kPanel; ++i) {
+        constexpr int kHalf = kGroup * kPanel / 2;
+        quads[i] = !kNibbles ? codes[i] : i < kHalf ? codes[i] & 15 : codes[i - kHalf] >> 4;
+    }
+}
+
+template <int kRows, int kPanels, bool kNibbles, bool kMin>
+void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+    const wr_weights &weights = *block.weights;
+    const int64_t groups = num_groups(weights.in_features);
+    const uint8_t *codes = block.panel_at(block.panel + panel);
+    const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
+    x += row * groups;
+    float sums[kRows][kPanel] = {};
+    for (int64_t g = 0; g < groups; ++g) {
+        uint8_t quads[kGroup * kPanel];
+        load_codes<kNibbles>(codes + g * group_bytes(weights.format), quads);
+        const half_t *group_scales = scales + g * group_halves(kMin);
+        for (int r = 0; r < kRows; ++r) {
+            const InputGroup &input = x[r * groups + g];
+            int32_t dots[kPanel];
+            std::fill_n(dots, kPanel, kMin ? 0 : input.negative_sum * (kNibbles ? 8 : 128));
+            for (int q = 0; q < kQuads; ++q) {
+                for (int n = 0; n < kPanel; ++n) {
+                    const uint8_t *at = quads + 64 * q + 4 * n;
+                    const int8_t *xs = input.codes + 4 * q;
+                    dots[n] += at[0] * xs[0] + at[1] * xs[1] + at[2] * xs[2] + at[3] * xs[3];
+                }
+            }
+            for (int n = 0; n < kPanel; ++n) {
+                sums[r][n] += static_cast<float>(dots[n]) * (half_to_float(group_scales[n]) * input.scale);
+                if (kMin) sums[r][n] += half_to_float(group_scales[kPanel + n]) * input.scaled_sum;
+            }
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        Vec vecs[kPanelVecs];
+        for (int v = 0; v < kPanelVecs; ++v) vecs[v] = load(sums[r] + v * Vec::kLanes);
+        block.write(row + r, panel, vecs);
+    }
+}
+
+#endif
+
+template <int kPanels, bool kNibbles, bool kMin>
+void multiply_panels(const Block &block, const Input &input, int panel) {
+    const InputGroup *x = input.quantised + block.row * num_groups(block.weights->in_features);
+    for_tiles<kTileRows>(block.rows, [&](auto height, int64_t row) {
+        multiply_tile<height(), kPanels, kNibbles, kMin>(block, x, panel, row);
+    });
+}
+
+template <bool kNibbles, bool kMin>
+void multiply_form(const Block &block, const Input &input) {
+    int panel = 0;
+    for (; panel + kTilePanels <= block.panels; panel += kTilePanels) {
+        multiply_panels<kTilePanels, kNibbles, kMin>(block, input, panel);
+    }
+    if constexpr (kTilePanels > 1) {
+        if (panel < block.panels) multiply_panels<1, kNibbles, kMin>(block, input, panel);
+    }
+}
+
+}  // namespace
+
+void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features, InputGroup *groups) {
+    constexpr int kVecs = kGroup / Vec::kLanes;
+    for (int64_t row = begin; row < end; ++row) {
+        for (int64_t g = 0; g < num_groups(in_features); ++g) {
+            const float *from = x + row * stride + g * kGroup;
+            InputGroup &group = groups[row * num_groups(in_features) + g];
+            Vec largest = abs(load(from));
+            for (int v = 1; v < kVecs; ++v) largest = max(largest, abs(load(from + v * Vec::kLanes)));
+            const float most = reduce_max(largest);
+            const Vec inverse = set1(most > 0 ? 127.0f / most : 0.0f);
+            float rounded[kGroup];
+            for (int v = 0; v < kVecs; ++v) {
+                store(rounded + v * Vec::kLanes, round(load(from + v * Vec::kLanes) * inverse));
+            }
+            int32_t sum = 0;
+            for (int i = 0; i < kGroup; ++i) {
+                const int32_t code = static_cast<int32_t>(rounded[i]);
+                group.codes[i] = static_cast<int8_t>(code);
+                sum += code;
+            }
+            group.scale = most / 127.0f;
+            group.scaled_sum = group.scale * static_cast<float>(sum);
+            group.negative_sum = -sum;
+        }
+    }
+}
+
+void multiply_quantised(const Block &block, const Input &input) {
+    const bool minima = block.weights->has_min != 0;
+    if (block.weights->format == WR_Q4) {
+        minima ? multiply_form<true, true>(block, input) : multiply_form<true, false>(block, input);
+    } else {
+        minima ? multiply_form<false, true>(block, input) : multiply_form<false, false>(block, input);
+    }
+}
+
+}  // namespace wr
