@@ -90,7 +90,7 @@ class Worker {
         for (int32_t begin = first_tile; begin < item_.end_key; begin += kTileKeys) {
             const int32_t end = std::min(begin + kTileKeys, item_.end_key);
             if (direct) {
-                attend_tile(pages_.view(begin, end), begin, end);
+                attend_tile(pages_.view(begin, end, item_.end_key), begin, end);
             } else {
                 attend_tile(pages_.copy(begin, end, keys_, values_, padded_dim_), begin, end);
             }

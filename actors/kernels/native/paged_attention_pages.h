@@ -31,11 +31,14 @@ struct BFloat16 {
 };
 
 // Some keys and their values, a vector of keys at a time. Vector v holds keys [v * kLanes, (v + 1) * kLanes): dimension d
-// of all of them at keys[v] + d * key_stride, the value of the k-th at values[v] + k * value_stride.
+// of all of them at keys[v] + d * key_stride, the value of the k-th at values[v] + k * value_stride. The same places of
+// the next tile are fetched on the way: its pages lie anywhere, which no hardware foresees.
 template <class Format>
 struct Tile {
     const typename Format::Element *keys[kTileVectors];
     const typename Format::Element *values[kTileVectors];
+    const typename Format::Element *next_keys[kTileVectors];
+    const typename Format::Element *next_values[kTileVectors];
     int64_t key_stride;
     int64_t value_stride;
 };
@@ -58,16 +61,14 @@ class Pages {
     // Whole vectors lie in one page, so a tile may point into the pages.
     bool direct() const { return block_size_ % Vec::kLanes == 0 && head_dim_ % Vec::kLanes == 0; }
 
-    // Keys [begin, end), of which begin is a multiple of the vector's length, as they lie in the pages.
-    Tile<Format> view(int32_t begin, int32_t end) const {
+    // Keys [begin, end) as they lie in the pages; begin is a multiple of a tile's keys. There are keys up to `limit`.
+    Tile<Format> view(int32_t begin, int32_t end, int32_t limit) const {
         Tile<Format> tile;
         tile.key_stride = block_size_;
         tile.value_stride = head_dim_;
         for (int32_t key = begin, v = 0; key < end; key += Vec::kLanes, ++v) {
-            const int32_t offset = key % block_size_;
-            const Element *keys = page(keys_, key), *values = page(values_, key);
-            tile.keys[v] = keys + offset;
-            tile.values[v] = values + static_cast<int64_t>(offset) * head_dim_;
+            locate(key, tile.keys[v], tile.values[v]);
+            locate(key + kTileKeys < limit ? key + kTileKeys : key, tile.next_keys[v], tile.next_values[v]);
         }
         return tile;
     }
@@ -90,8 +91,8 @@ class Pages {
         tile.key_stride = kTileKeys;
         tile.value_stride = padded_dim;
         for (int32_t v = 0; v < kTileVectors; ++v) {
-            tile.keys[v] = keys + v * Vec::kLanes;
-            tile.values[v] = values + v * Vec::kLanes * padded_dim;
+            tile.keys[v] = tile.next_keys[v] = keys + v * Vec::kLanes;
+            tile.values[v] = tile.next_values[v] = values + v * Vec::kLanes * padded_dim;
         }
         return tile;
     }
@@ -100,6 +101,12 @@ class Pages {
     const Element *page(const Element *pages, int32_t key) const {
         const int64_t block = blocks_[key / block_size_];
         return pages + (block * num_heads_ + head_) * block_size_ * head_dim_;
+    }
+
+    void locate(int32_t key, const Element *&keys, const Element *&values) const {
+        const int32_t offset = key % block_size_;
+        keys = page(keys_, key) + offset;
+        values = page(values_, key) + static_cast<int64_t>(offset) * head_dim_;
     }
 
     static void convert(const Element *from, int32_t count, float *to) {

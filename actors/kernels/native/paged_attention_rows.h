@@ -38,12 +38,18 @@ void score_vectors(const float *queries, const Tile<Format> &tile, int first, in
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) sums[r][v] = set1(0.0f);
     }
-    const typename Format::Element *keys[V];
-    for (int v = 0; v < V; ++v) keys[v] = tile.keys[first + v];
+    const typename Format::Element *keys[V], *next_keys[V];
+    for (int v = 0; v < V; ++v) {
+        keys[v] = tile.keys[first + v];
+        next_keys[v] = tile.next_keys[first + v];
+    }
     for (int64_t d = 0, at = 0; d < head_dim; ++d, at += tile.key_stride, queries += R) {
         Vec key[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) key[v] = Format::load(keys[v] + at);
+        for (int v = 0; v < V; ++v) {
+            __builtin_prefetch(next_keys[v] + at);
+            key[v] = Format::load(keys[v] + at);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Vec query = set1(queries[r]);
@@ -108,11 +114,15 @@ void mix_vectors(const float *weights, const float *worth, const Tile<Format> &t
     }
     for (int key = low; key < high;) {
         const int vector = key / Vec::kLanes, end = std::min((vector + 1) * Vec::kLanes, high);
-        const typename Format::Element *values = tile.values[vector] + (key % Vec::kLanes) * tile.value_stride + d;
-        for (; key < end; ++key, values += tile.value_stride) {
+        const int64_t at = (key % Vec::kLanes) * tile.value_stride + d;
+        const typename Format::Element *values = tile.values[vector] + at, *next_values = tile.next_values[vector] + at;
+        for (; key < end; ++key, values += tile.value_stride, next_values += tile.value_stride) {
             Vec value[V];
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) value[v] = Format::load(values + v * Vec::kLanes);
+            for (int v = 0; v < V; ++v) {
+                __builtin_prefetch(next_values + v * Vec::kLanes);
+                value[v] = Format::load(values + v * Vec::kLanes);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Vec weight = set1(weights[r * kTileKeys + key]);
