@@ -12,6 +12,8 @@ from ..engine.plan_wire import Delivery, decode_delivery, encode_result
 from .link import Hello, Link, connect, frame
 from .pulse import SILENCE_S, Pulse
 
+_SETTLE_S = 1.0
+
 
 class PlanReceiver:
     """Connects ``rank`` to the leader. A thread reads ahead, so that several plans may be in flight.
@@ -39,6 +41,7 @@ class PlanReceiver:
         self._on_lost = on_lost
         self._step = 0
         self._closing = False
+        self._ended = False
         try:
             pulse = connect(addresses, token, Hello(rank, "pulse"), end)
         except RankLostError:
@@ -66,8 +69,16 @@ class PlanReceiver:
         return delivery
 
     def reply(self, result: StepResult) -> None:
-        """Send a result. A rank that does not sample does so only for an error. Raises RankLostError."""
-        self._link.send(frame(encode_result(result)))
+        """Send a result. A rank that does not sample does so only for an error. Raises RankLostError.
+
+        Nobody wants a result after the leader has closed the gang: that is no loss.
+        """
+        try:
+            self._link.send(frame(encode_result(result)))
+        except RankLostError:
+            self._thread.join(_SETTLE_S)  # it may be about to read that the leader has closed
+            if not self._ended:
+                raise
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
@@ -82,6 +93,7 @@ class PlanReceiver:
             while True:
                 for body in self._link.receive():
                     if not body:
+                        self._ended = True
                         self._deliveries.put(None)
                         return
                     self._deliveries.put(decode_delivery(body))
