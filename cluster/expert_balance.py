@@ -5,12 +5,10 @@ packing is then improved by swaps, and copies of an expert always stand on diffe
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 from .expert_placement import ExpertPlacement
-
-_Copy = tuple[float, int]
-"""(load, expert)"""
 
 
 class ExpertLoads:
@@ -36,13 +34,24 @@ def balanced_placement(loads: Sequence[float], num_ranks: int, slots_per_rank: i
     ``loads`` [num_experts]; num_experts <= num_ranks * slots_per_rank, and slots_per_rank <= num_experts.
     """
     counts = copy_counts(loads, num_ranks, num_ranks * slots_per_rank)
-    copies = [(load / count, expert) for expert, (load, count) in enumerate(zip(loads, counts, strict=True))]
-    packing = _Packing(num_ranks, slots_per_rank)
-    for load, expert in sorted(copies, key=lambda copy: (-copy[0], copy[1])):
-        for _ in range(counts[expert]):
-            packing.add((load, expert))
+    packing = _Packing(num_ranks, slots_per_rank, [load / count for load, count in zip(loads, counts, strict=True)])
+    packing.fill(counts)
     packing.improve()
     return ExpertPlacement(len(loads), packing.slots())
+
+
+def improved_placement(start: ExpertPlacement, loads: Sequence[float], goal: float) -> ExpertPlacement:
+    """``start`` with the copies that the loads ask for, and swaps only until max / mean rank load is at most ``goal``.
+
+    Most experts stay where they are. The goal may be missed.
+    """
+    counts = copy_counts(loads, start.num_ranks, start.num_ranks * start.slots_per_rank)
+    shares = [load / count for load, count in zip(loads, counts, strict=True)]
+    packing = _Packing(start.num_ranks, start.slots_per_rank, shares)
+    packing.keep(start, counts)
+    packing.fill(counts)
+    packing.improve(goal)
+    return ExpertPlacement(start.num_experts, packing.slots())
 
 
 def copy_counts(loads: Sequence[float], num_ranks: int, num_copies: int) -> list[int]:
@@ -59,67 +68,78 @@ def copy_counts(loads: Sequence[float], num_ranks: int, num_copies: int) -> list
 
 
 class _Packing:
-    """Bins of equal size, one a rank, no expert twice in a bin."""
+    """Bins of equal size, one a rank, no expert twice in a bin. ``shares``: load of one copy of each expert."""
 
-    def __init__(self, num_ranks: int, size: int) -> None:
+    def __init__(self, num_ranks: int, size: int, shares: Sequence[float]) -> None:
         self._size = size
-        self._bins: list[dict[int, float]] = [{} for _ in range(num_ranks)]
+        self._shares = shares
+        self._bins: list[set[int]] = [set() for _ in range(num_ranks)]
         self._loads = [0.0] * num_ranks
 
-    def add(self, copy: _Copy) -> None:
-        """Put a copy on the least loaded rank that has a slot and not yet this expert."""
-        expert = copy[1]
-        free = [rank for rank, held in enumerate(self._bins) if len(held) < self._size]
-        fitting = [rank for rank in free if expert not in self._bins[rank]]
-        if fitting:
-            self._put(min(fitting, key=lambda rank: self._loads[rank]), copy)
-            return
-        # Every rank with room holds the expert: a full one without it gives another expert away. There is one, for an
-        # expert has at most one copy a rank; and it holds more experts than the one with room.
-        target = next(rank for rank, held in enumerate(self._bins) if expert not in held)
-        given = next((load, other) for other, load in self._bins[target].items() if other not in self._bins[free[0]])
-        self._take(target, given[1])
-        self._put(free[0], given)
-        self._put(target, copy)
+    def keep(self, placement: ExpertPlacement, counts: Sequence[int]) -> None:
+        """Begin with a placement; copies beyond ``counts`` leave the fullest ranks."""
+        for rank, experts in enumerate(placement.slots):
+            for expert in experts:
+                self._put(rank, expert)
+        for expert, copies in enumerate(placement.copies()):
+            for _ in range(len(copies) - counts[expert]):
+                holders = [rank for rank, held in enumerate(self._bins) if expert in held]
+                self._take(max(holders, key=lambda rank: self._loads[rank]), expert)
 
-    def improve(self) -> None:
+    def fill(self, counts: Sequence[int]) -> None:
+        """Add the copies that are missing, largest load first."""
+        held = Counter(expert for experts in self._bins for expert in experts)
+        for expert in sorted(range(len(counts)), key=lambda expert: (-self._shares[expert], expert)):
+            for _ in range(counts[expert] - held[expert]):
+                self._add(expert)
+
+    def improve(self, goal: float = 1.0) -> None:
         """Swap copies between the fullest rank and others for as long as that lowers the fuller of the two."""
+        enough = goal * sum(self._loads) / len(self._loads)
         for _ in range(4 * self._size * len(self._bins)):
             fullest = max(range(len(self._bins)), key=lambda rank: self._loads[rank])
+            if self._loads[fullest] <= enough:
+                return
             swaps = (self._best_swap(fullest, other) for other in range(len(self._bins)) if other != fullest)
             gain, other, mine, theirs = max(swaps, default=(0.0, 0, 0, 0), key=lambda swap: swap[0])
             if gain <= 1e-3 * self._loads[fullest]:
                 return
-            self._swap(fullest, mine, other, theirs)
+            for source, target, expert in ((fullest, other, mine), (other, fullest, theirs)):
+                self._take(source, expert)
+                self._put(target, expert)
 
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """[ranks][slots] experts, in order of their numbers."""
         return tuple(tuple(sorted(held)) for held in self._bins)
 
+    def _add(self, expert: int) -> None:
+        """Put a copy on the least loaded rank that has a slot and not yet this expert."""
+        free = [rank for rank, held in enumerate(self._bins) if len(held) < self._size]
+        target = min((rank for rank in free if expert not in self._bins[rank]), key=self._loads.__getitem__, default=-1)
+        if target < 0:
+            # Every rank with room holds the expert: a full one without it gives another expert away. There is one, for
+            # an expert has at most one copy a rank; and it holds more experts than the one with room.
+            target = next(rank for rank, held in enumerate(self._bins) if expert not in held)
+            given = min(self._bins[target] - self._bins[free[0]])
+            self._take(target, given)
+            self._put(free[0], given)
+        self._put(target, expert)
+
     def _best_swap(self, full: int, other: int) -> tuple[float, int, int, int]:
         """(gain, other, expert given, expert taken): how much lower the fuller of the two ranks would be."""
-        best, high, low = (0.0, other, -1, -1), self._loads[full], self._loads[other]
-        for mine, load in self._bins[full].items():
-            if mine in self._bins[other]:
-                continue
-            for theirs, lighter in self._bins[other].items():
-                moved = load - lighter
-                gain = min(moved, high - low - moved)
-                if gain > best[0] and theirs not in self._bins[full]:
+        best, gap = (0.0, other, -1, -1), self._loads[full] - self._loads[other]
+        for mine in sorted(self._bins[full] - self._bins[other]):
+            for theirs in sorted(self._bins[other] - self._bins[full]):
+                moved = self._shares[mine] - self._shares[theirs]
+                gain = min(moved, gap - moved)
+                if gain > best[0]:
                     best = (gain, other, mine, theirs)
         return best
 
-    def _swap(self, rank: int, mine: int, other: int, theirs: int) -> None:
-        given, taken = self._take(rank, mine), self._take(other, theirs)
-        self._put(rank, (taken, theirs))
-        self._put(other, (given, mine))
+    def _put(self, rank: int, expert: int) -> None:
+        self._bins[rank].add(expert)
+        self._loads[rank] += self._shares[expert]
 
-    def _put(self, rank: int, copy: _Copy) -> None:
-        load, expert = copy
-        self._bins[rank][expert] = load
-        self._loads[rank] += load
-
-    def _take(self, rank: int, expert: int) -> float:
-        load = self._bins[rank].pop(expert)
-        self._loads[rank] -= load
-        return load
+    def _take(self, rank: int, expert: int) -> None:
+        self._bins[rank].remove(expert)
+        self._loads[rank] -= self._shares[expert]

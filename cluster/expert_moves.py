@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .expert_balance import balanced_placement
+from .expert_balance import balanced_placement, improved_placement
 from .expert_placement import ExpertPlacement
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """Weights of one expert that a rank fetches from another into one of its slots."""
+    """Weights of one expert of a layer that a rank fetches from another into one of its slots.
+
+    Ranks count within the ep group; where several groups hold parts of the same experts, all do the same moves.
+    """
 
     expert: int
     source: int
@@ -33,15 +36,26 @@ class Rebalance:
     imbalance_after: float
 
 
-def plan_rebalance(placement: ExpertPlacement, loads: Sequence[float], min_gain: float = 0.05) -> Rebalance | None:
-    """A placement for these loads; None if it lowers max / mean rank load by less than ``min_gain``."""
-    before = placement.imbalance(loads)
-    target = balanced_placement(loads, placement.num_ranks, placement.slots_per_rank)
-    after = target.imbalance(loads)
-    if before - after < min_gain:
-        return None
-    aligned = align_placement(placement, target)
-    return Rebalance(aligned, plan_moves(placement, aligned), before, after)
+def plan_rebalance(
+    placement: ExpertPlacement, loads: Sequence[float], *, goal: float = 1.05, min_gain: float = 0.05
+) -> Rebalance | None:
+    """A placement for these loads; None if it lowers max / mean rank load by less than ``min_gain``.
+
+    The old placement is mended until it reaches ``goal``; one from scratch, which moves most experts, is taken only if
+    it is better by ``min_gain``.
+    """
+    mended = _rebalance(placement, improved_placement(placement, loads, goal), loads)
+    best = mended
+    if mended.imbalance_after - goal >= min_gain:
+        anew = balanced_placement(loads, placement.num_ranks, placement.slots_per_rank)
+        if mended.imbalance_after - anew.imbalance(loads) >= min_gain:
+            best = _rebalance(placement, anew, loads)
+    return best if best.imbalance_before - best.imbalance_after >= min_gain else None
+
+
+def _rebalance(old: ExpertPlacement, new: ExpertPlacement, loads: Sequence[float]) -> Rebalance:
+    aligned = align_placement(old, new)
+    return Rebalance(aligned, plan_moves(old, aligned), old.imbalance(loads), aligned.imbalance(loads))
 
 
 def align_placement(old: ExpertPlacement, new: ExpertPlacement) -> ExpertPlacement:

@@ -1,7 +1,7 @@
 """Groups and places of ranks in every combination of sizes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmroot.cluster.errors import ConfigError
@@ -53,6 +53,7 @@ def test_data_parallel_attention_over_the_expert_ranks():
     assert topology.sampling_ranks == [4, 6]
 
 
+@settings(deadline=None)
 @given(topologies())
 def test_groups_are_partitions_that_agree_with_places(topology):
     everyone = list(range(topology.world_size))
