@@ -64,14 +64,18 @@ class Arena {
 template <class Format>
 class Worker {
   public:
-    Worker(const Call &call, const AttentionItem &item, int32_t kv_head)
+    // `next_item` and `next_head` are what the thread does after this.
+    Worker(const Call &call, const AttentionItem &item, int32_t kv_head, const AttentionItem &next_item,
+           int32_t next_head)
         : call_(call),
           item_(item),
           first_head_(kv_head * call.group()),
           num_rows_(item.num_queries * call.group()),
           num_groups_((num_rows_ + kRows - 1) / kRows),
           padded_dim_(call.padded_dim()),
-          pages_(*call.cache, kv_head, call.plan->block_table + item.sequence * call.plan->table_stride) {
+          pages_(*call.cache, kv_head, blocks(call, item)),
+          next_item_(next_item),
+          next_pages_(*call.cache, next_head, blocks(call, next_item)) {
         Arena sizes(nullptr);
         take_arrays(sizes);
         Arena arena(static_cast<char *>(scratch(Scratch::kAttentionPiece, sizes.used())));
@@ -85,12 +89,15 @@ class Worker {
         std::fill(sums_, sums_ + num_rows_ * padded_dim_, 0.0f);
         // Tiles begin at multiples of their size, so that a row adds up its keys in the same order in every item.
         const int32_t first_tile = item_.begin_key / kTileKeys * kTileKeys;
+        const int32_t next_tile = next_item_.begin_key / kTileKeys * kTileKeys;
         // Few rows read a page hardly more than once; many have it converted for them.
         const bool direct = pages_.direct() && num_groups_ <= 2;
         for (int32_t begin = first_tile; begin < item_.end_key; begin += kTileKeys) {
             const int32_t end = std::min(begin + kTileKeys, item_.end_key);
-            if (direct) {
-                attend_tile(pages_.view(begin, end, item_.end_key), begin, end);
+            if (direct && end < item_.end_key) {
+                attend_tile(pages_.view(begin, end, pages_, end, item_.end_key), begin, end);
+            } else if (direct) {
+                attend_tile(pages_.view(begin, end, next_pages_, next_tile, next_item_.end_key), begin, end);
             } else {
                 attend_tile(pages_.copy(begin, end, keys_, values_, padded_dim_), begin, end);
             }
@@ -99,6 +106,10 @@ class Worker {
     }
 
   private:
+    static const int32_t *blocks(const Call &call, const AttentionItem &item) {
+        return call.plan->block_table + item.sequence * call.plan->table_stride;
+    }
+
     void take_arrays(Arena &arena) {
         queries_ = arena.take<float>(num_rows_ * call_.head_dim());
         first_keys_ = arena.take<int32_t>(num_rows_);
@@ -167,6 +178,8 @@ class Worker {
     const int32_t num_groups_;
     const int32_t padded_dim_;
     const Pages<Format> pages_;
+    const AttentionItem &next_item_;
+    const Pages<Format> next_pages_;
     float *queries_;
     int32_t *first_keys_;
     int32_t *last_keys_;
@@ -205,7 +218,10 @@ void attend_all(Call call) {
     // The heads of one item follow each other: their pages are neighbours.
     parallel_for(count, serial ? count : grain_for(count, 1, 32), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-            Worker<Format>(call, plan.items[i / plan.num_kv_heads], static_cast<int32_t>(i % plan.num_kv_heads)).run();
+            const int64_t next = std::min(i + 1, end - 1);
+            Worker<Format>(call, plan.items[i / plan.num_kv_heads], static_cast<int32_t>(i % plan.num_kv_heads),
+                           plan.items[next / plan.num_kv_heads], static_cast<int32_t>(next % plan.num_kv_heads))
+                .run();
         }
     });
     const int64_t rows = static_cast<int64_t>(plan.merges.size()) * plan.num_heads;

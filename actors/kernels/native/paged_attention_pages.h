@@ -61,14 +61,16 @@ class Pages {
     // Whole vectors lie in one page, so a tile may point into the pages.
     bool direct() const { return block_size_ % Vec::kLanes == 0 && head_dim_ % Vec::kLanes == 0; }
 
-    // Keys [begin, end) as they lie in the pages; begin is a multiple of a tile's keys. There are keys up to `limit`.
-    Tile<Format> view(int32_t begin, int32_t end, int32_t limit) const {
+    // Keys [begin, end) as they lie in the pages; begin is a multiple of a tile's keys. `next` holds the keys
+    // [next_begin, next_end) that are read after these.
+    Tile<Format> view(int32_t begin, int32_t end, const Pages &next, int32_t next_begin, int32_t next_end) const {
         Tile<Format> tile;
         tile.key_stride = block_size_;
         tile.value_stride = head_dim_;
         for (int32_t key = begin, v = 0; key < end; key += Vec::kLanes, ++v) {
             locate(key, tile.keys[v], tile.values[v]);
-            locate(key + kTileKeys < limit ? key + kTileKeys : key, tile.next_keys[v], tile.next_values[v]);
+            const int32_t next_key = next_begin + v * Vec::kLanes;
+            next.locate(next_key < next_end ? next_key : next_begin, tile.next_keys[v], tile.next_values[v]);
         }
         return tile;
     }
