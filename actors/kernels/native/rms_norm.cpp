@@ -10,22 +10,6 @@ namespace {
 // Elements below which a second thread costs more than it brings.
 constexpr int64_t kLeastElements = 32768;
 
-template <bool kAccumulate>
-void norm_row(const float *x, const float *weight, float eps, float *out, int64_t size) {
-    constexpr int64_t kLanes = Vec::kLanes;
-    const Vec scale = set1(inverse_rms(x, size, eps));
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
-        const Vec y = load(x + i) * scale * load(weight + i);
-        store(out + i, kAccumulate ? load(out + i) + y : y);
-    }
-    if (i < size) {
-        const int rest = static_cast<int>(size - i);
-        const Vec y = load(x + i, rest) * scale * load(weight + i, rest);
-        store(out + i, kAccumulate ? load(out + i, rest) + y : y, rest);
-    }
-}
-
 }  // namespace
 }  // namespace wr
 

@@ -1,4 +1,4 @@
-// The scale of a root mean square norm, for rows and for single heads.
+// The root mean square norm of one vector: a row, or a single head.
 #pragma once
 
 #include <cmath>
@@ -29,6 +29,23 @@ inline float inverse_rms(const float *x, int64_t size, float eps) {
     }
     const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
     return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+}
+
+// out (+)= x / sqrt(mean(x^2) + eps) * weight; out may be x.
+template <bool kAccumulate>
+void norm_row(const float *x, const float *weight, float eps, float *out, int64_t size) {
+    constexpr int64_t kLanes = Vec::kLanes;
+    const Vec scale = set1(inverse_rms(x, size, eps));
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        const Vec y = load(x + i) * scale * load(weight + i);
+        store(out + i, kAccumulate ? load(out + i) + y : y);
+    }
+    if (i < size) {
+        const int rest = static_cast<int>(size - i);
+        const Vec y = load(x + i, rest) * scale * load(weight + i, rest);
+        store(out + i, kAccumulate ? load(out + i, rest) + y : y, rest);
+    }
 }
 
 }  // namespace wr

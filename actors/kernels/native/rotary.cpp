@@ -15,31 +15,36 @@ struct Heads {
     float eps;
 };
 
-void norm_head(float *head, const float *weight, const Heads &heads) {
-    constexpr int kLanes = Vec::kLanes;
-    const Vec scale = set1(inverse_rms(head, heads.head_dim, heads.eps));
-    for (int i = 0; i < heads.head_dim; i += kLanes) {
-        const int count = heads.head_dim - i < kLanes ? heads.head_dim - i : kLanes;
-        store(head + i, load(head + i, count) * scale * load(weight + i, count), count);
-    }
+// (left, right) -> (left cos - right sin, right cos + left sin)
+inline void turn(Vec &left, Vec &right, Vec cos, Vec sin) {
+    const Vec l = left, r = right;
+    left = fma(l, cos, set1(0.0f) - r * sin);
+    right = fma(r, cos, l * sin);
 }
 
-// (left, right) -> (left cos - right sin, right cos + left sin) for count lanes at `left`.
-inline void turn(float *left, float *right, const float *cos, const float *sin, int count) {
-    const Vec c = load(cos, count), s = load(sin, count), l = load(left, count), r = load(right, count);
-    store(left, fma(l, c, set1(0.0f) - r * s), count);
-    store(right, fma(r, c, l * s), count);
+void turn_head(float *left, float *right, const float *cos, const float *sin, int half) {
+    constexpr int kLanes = Vec::kLanes;
+    int i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        Vec l = load(left + i), r = load(right + i);
+        turn(l, r, load(cos + i), load(sin + i));
+        store(left + i, l);
+        store(right + i, r);
+    }
+    if (i < half) {
+        const int rest = half - i;
+        Vec l = load(left + i, rest), r = load(right + i, rest);
+        turn(l, r, load(cos + i, rest), load(sin + i, rest));
+        store(left + i, l, rest);
+        store(right + i, r, rest);
+    }
 }
 
 void turn_heads(float *head, int num_heads, const float *weight, const float *cos, const float *sin,
                 const Heads &heads) {
-    constexpr int kLanes = Vec::kLanes;
     for (int n = 0; n < num_heads; ++n, head += heads.head_dim) {
-        if (weight != nullptr) norm_head(head, weight, heads);
-        for (int i = 0; i < heads.half; i += kLanes) {
-            const int count = heads.half - i < kLanes ? heads.half - i : kLanes;
-            turn(head + i, head + heads.half + i, cos + i, sin + i, count);
-        }
+        if (weight != nullptr) norm_row<false>(head, weight, heads.eps, head, heads.head_dim);
+        turn_head(head, head + heads.half, cos, sin, heads.half);
     }
 }
 

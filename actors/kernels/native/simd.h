@@ -174,13 +174,12 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 inline Vec abs(Vec a) { return max(a, {-a.v}); }
-inline Vec round(Vec a) {
-    for (int lane = 0; lane < Vec::kLanes; ++lane) a.v[lane] = std::nearbyint(a.v[lane]);
-    return a;
-}
+// For |a| < 2^22: beside 1.5 * 2^23 there is no room for a fraction.
+inline Vec round(Vec a) { return {(a.v + 0x1.8p23f) - 0x1.8p23f}; }
 inline Vec scale_by_power(Vec x, Vec n) {
-    for (int lane = 0; lane < Vec::kLanes; ++lane) x.v[lane] = std::ldexp(x.v[lane], static_cast<int>(n.v[lane]));
-    return x;
+    typedef int32_t Bits __attribute__((vector_size(16)));
+    const Bits exponent = (__builtin_convertvector(n.v, Bits) + 127) << 23;
+    return {x.v * reinterpret_cast<Vec::Native>(exponent)};
 }
 inline float reduce_add(Vec a) { return (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]); }
 inline float reduce_max(Vec a) { return std::fmax(std::fmax(a.v[0], a.v[1]), std::fmax(a.v[2], a.v[3])); }
