@@ -57,8 +57,7 @@ class ModelConfig(Section):
     dtype: DtypeName = "auto"
     """Type of weights and activations. auto: the one that suits checkpoint and device."""
     quantization: QuantizationName = "auto"
-    """Form of the weights. auto: the checkpoint's, so that a CPU computes from a GGUF file's blocks as they are if dtype
-    is auto; none: dequantised to dtype; int8: every linear in 8 bits with a scale for 32 weights, activations too."""
+    """Form of the weights. auto: the checkpoint's; none: dequantised to dtype; int8: every linear in 8 bits."""
     max_model_len: int | None = Field(None, ge=1)
     """Longest sequence, prompt and output, in tokens. Default: the model's context, or what the KV memory holds."""
     chat_template: str | None = None
@@ -78,8 +77,7 @@ class CacheConfig(Section):
     block_size: int = Field(16, ge=1, le=256)
     """Tokens per KV block."""
     kv_cache_dtype: KvDtypeName = "auto"
-    """Type of cached keys and values. auto: bf16 or fp32 if dtype says so, else the 16 bits of the
-    weights; a CPU without native kernels keeps what it computes in, mostly fp32."""
+    """Type of cached keys and values. auto: 16 bits, or fp32 if dtype is float32 or no kernel reads 16 bits."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that a replica may use for weights and KV."""
     kv_cache_memory: Bytes | None = Field(None, gt=0)

@@ -1,6 +1,5 @@
 """From a path to a decoder: Hugging Face folders and GGUF files."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -65,7 +64,8 @@ def load_model(
 
 
 def _native_linears() -> bool:
-    return native() is not None and find_spec("warmroot.actors.kernels.linear") is not None
+    library = native()
+    return library is not None and hasattr(library.functions, "wr_linear")
 
 
 def _decoder(
