@@ -15,7 +15,7 @@ class HeadCut:
     queries: range
     kv: range
     kv_ranks: int = 1
-    """Ranks that hold each of these KV heads."""
+    """Ranks that hold each of these KV heads: sums over a tp group count them so many times."""
 
     def dims(self, spec: ModelSpec) -> dict[Dim, range]:
         """The rank's part of the dimensions that are made of heads, in elements."""

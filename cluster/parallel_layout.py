@@ -51,7 +51,10 @@ class RankLayout:
     """In the slots of every sparse layer, as placed at the start."""
 
     def tensors(self) -> dict[str, Dims]:
-        """Every tensor of a checkpoint that the rank reads a part of; an expert that it has two slots for once."""
+        """Every tensor of a checkpoint that the rank reads a part of.
+
+        Biases of output and down projections are whole on every rank: they are added once, after the all-reduce.
+        """
         tensors = end_tensors(self.spec, first=self.has_embedding, last=self.has_head)
         for layer in self.layers:
             tensors |= layer_tensors(self.spec, layer)

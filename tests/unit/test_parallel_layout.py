@@ -13,6 +13,7 @@ from layout_models import LLAMA_70B, MLA, MOE, SMOLLM2, SPECS, layout, model
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.head_cuts import HeadCut
 from warmroot.cluster.kv_formats import KV_FORMATS
+from warmroot.cluster.model_spec import MoeSpec
 from warmroot.cluster.model_tensors import EMBEDDING, FINAL_NORM, HEAD, dim_sizes
 from warmroot.cluster.splits import split_by_cost, split_by_share, split_evenly
 from warmroot.cluster.weight_formats import WEIGHT_FORMATS
@@ -102,8 +103,15 @@ def test_stages_balance_what_a_step_reads_or_what_is_held():
     assert [len(stage) for stage in layout(SMOLLM2, pp=2).stages] == [19, 11]
     assert [len(stage) for stage in layout(SMOLLM2, pp=2, balance="memory").stages] == [15, 15]
     assert [len(stage) for stage in layout(SMOLLM2, pp=3).stages] == [13, 12, 5]
-    dense_first = layout(MLA, pp=2, balance="memory")
-    assert sum(map(len, dense_first.stages)) == 4
+
+
+def test_stages_count_experts_by_what_a_rank_has_of_them():
+    """A dense layer and three sparse ones, without tables to speak of: more ranks for experts, lighter layers."""
+    moe = MoeSpec(num_experts=64, experts_per_token=1, intermediate_size=96, sparse_layers=(False,) * 6 + (True,) * 3)
+    spec = model(architecture="olmoe", num_layers=9, vocab_size=1, moe=moe)
+    assert [len(stage) for stage in layout(spec, pp=3, balance="memory").stages] == [7, 1, 1]
+    assert [len(stage) for stage in layout(spec, pp=3, ep=64, balance="memory").stages] == [3, 3, 3]
+    assert [len(stage) for stage in layout(spec, pp=3, balance="work").stages] == [7, 1, 1]
 
 
 def test_both_ends_of_a_tied_model_hold_the_table():
