@@ -150,6 +150,39 @@ def test_the_router_is_the_one_of_transformers(model):
     assert spec.moe.shared_gate == hasattr(model.model.layers[-1].mlp, "shared_expert_gate") or not spec.is_sparse(3)
 
 
+def routed(spec, logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Weights [T, num_experts] of the chosen experts, zero elsewhere, word for word as MoeSpec describes them."""
+    moe = spec.moe
+    scores = logits.softmax(-1) if moe.scoring == "softmax" else logits.sigmoid()
+    liked = scores if bias is None else scores + bias
+    if moe.n_group > 1:
+        groups = liked.unflatten(-1, (moe.n_group, -1))
+        best = groups.amax(-1) if moe.scoring == "softmax" else groups.topk(2).values.sum(-1)
+        out = torch.ones_like(best).scatter(-1, best.topk(moe.topk_group).indices, 0.0)
+        liked = groups.masked_fill(out[..., None].bool(), float("-inf")).flatten(-2)
+    chosen = liked.topk(moe.experts_per_token).indices
+    weights = scores.gather(-1, chosen)
+    if moe.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return torch.zeros_like(scores).scatter(-1, chosen, weights * moe.routed_scaling_factor)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_routing_is_what_the_spec_says(name):
+    kind, config = MODELS[name]
+    torch.manual_seed(1)
+    model = kind(config)
+    gate = next(m.mlp.gate for m in model.model.layers if hasattr(m.mlp, "gate"))
+    gate.weight.data.normal_()
+    bias = getattr(gate, "e_score_correction_bias", None)
+    if bias is not None:
+        bias.normal_(std=0.3)
+    with torch.no_grad():
+        logits, weights, chosen = gate(torch.randn(40, config.hidden_size))
+    expected = torch.zeros_like(logits).scatter(-1, chosen, weights)
+    torch.testing.assert_close(routed(spec_of(model), logits, bias), expected)
+
+
 def test_attention_is_the_one_of_transformers(model):
     spec, attention = spec_of(model), model.model.layers[0].self_attn
     assert spec.query_scale == pytest.approx(attention.scaling)
