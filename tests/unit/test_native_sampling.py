@@ -120,7 +120,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("vocab", [1, 3, 17, 255, 256, 257, 1031, 5000])
+@pytest.mark.parametrize("vocab", [1, 17, 257, 5000])
 def test_same_tokens_as_torch(kernels, vocab, settings):
     logits, uniform = noise(120, vocab, scale=3.0), uniforms(120)
     assert_same_draws(sample(kernels, logits, uniform, **settings), weights_of(logits, **settings), uniform)
