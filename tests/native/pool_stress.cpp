@@ -1,5 +1,5 @@
 // Many short parallel_for calls from two threads at once: every item is visited once, and seen to be when the call
-// returns. Built plainly by ../unit/test_native_pool.py, with sanitizers by sanitized.sh.
+// returns. Built plainly by ../unit/test_native_pool.py, with sanitizers by sanitize.sh.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
