@@ -14,6 +14,7 @@ from warmroot.actors.runner.calibration import calibrate
 from warmroot.actors.runner.load import KvMemoryConfig, load_runner
 from warmroot.actors.runner.memory import kv_blocks_for, page_bytes, useful_blocks
 from warmroot.actors.runner.runner import ModelRunner
+from warmroot.actors.runner.threaded import ThreadedExecutor
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.ids import RequestId
 from warmroot.cluster.kv_layout import KvLayout
@@ -125,6 +126,25 @@ def test_seeded_output_does_not_depend_on_company_preemption_or_replica(decoder)
     resumed = run(make_engine(make_runner(decoder)), request("a", output=wanted[:5], top_p=0.95))["a"]
     assert tokens(resumed) == wanted[5:] and resumed[0].index == 5
     assert tokens(run(make_engine(make_runner(decoder)), request("a", top_p=0.95, seed=6))["a"]) != wanted
+
+
+def test_two_steps_in_flight_say_the_same(decoder):
+    """On pages that are too few, with draws, penalties, log-probabilities and ends that nobody could foresee."""
+    variants = [{}, {"temperature": 0.0}, {"frequency_penalty": 1.0}, {"logprobs": 1}, {"stop_token_ids": (7, 9, 70)}]
+    requests = [
+        request(f"r{n}", PROMPT[n % 7 : 8 + 2 * n], seed=n, max_tokens=40, **variants[n % len(variants)])
+        for n in range(15)
+    ]
+    found = []
+    for wrap in (lambda runner: runner, ThreadedExecutor):
+        executor = wrap(make_runner(decoder, num_blocks=40))
+        config = EngineConfig(max_model_len=100, max_num_seqs=8, max_num_batched_tokens=16)
+        engine = Engine(executor, config, time.monotonic, namespace_root("test"))
+        deltas = run(engine, *requests)
+        found.append({name: (tokens(said), said[-1].finish_reason) for name, said in deltas.items()})
+        executor.shutdown()
+    assert found[0] == found[1]
+    assert {reason for _, reason in found[0].values()} == {FinishReason.LENGTH, FinishReason.STOP}
 
 
 def test_penalties_see_the_growing_output(decoder):
