@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...cluster.errors import RankLostError
+from ...cluster.topology import Topology
 from ..kernels.library import NativeLibrary
 from .collectives import Collectives
 from .shared_memory import SharedMemoryGroup, can_share_memory, segment_bytes, share_file
@@ -41,6 +42,16 @@ class RankLists:
     pp: Sequence[int]
     ep: Sequence[int]
     control: Sequence[int]
+
+    @classmethod
+    def of(cls, topology: Topology, rank: int) -> "RankLists":
+        """Those of a rank of ``topology``."""
+        return cls(
+            tp=_holding(rank, topology.tp_groups),
+            pp=_holding(rank, topology.pp_groups),
+            ep=_holding(rank, topology.ep_groups),
+            control=topology.control_group,
+        )
 
 
 def make_groups(
@@ -129,6 +140,10 @@ class _Maker:
 
     def _own_store(self, kind: str, ranks: Sequence[int]) -> Store:
         return PrefixStore(f"{kind}/{','.join(map(str, ranks))}", self._store)
+
+
+def _holding(rank: int, groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    return next(group for group in groups if rank in group)
 
 
 def _names(ranks: Sequence[int]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The leader's end of a gang's control plane: plans to all ranks, results from the one that samples."""
+"""The leader's end of a gang's control plane: plans to all ranks, results from those that sample."""
 
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from ...cluster.errors import RankLostError
@@ -34,7 +34,7 @@ class PlanSender:
         token: str,
         *,
         host: str = "127.0.0.1",
-        sampling_rank: int = 0,
+        sampling_ranks: Sequence[int] = (0,),
         deadline_s: float = 30.0,
         silence_s: float = SILENCE_S,
         on_lost: Callable[[RankLostError], None] | None = None,
@@ -46,7 +46,7 @@ class PlanSender:
         self._listener = Listener(token, host)
         self.addresses = self._listener.addresses
         """What the ranks connect to, best first."""
-        self._sampling_rank = sampling_rank
+        self._sampling_ranks = frozenset(sampling_ranks)
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._on_lost = on_lost
@@ -55,6 +55,7 @@ class PlanSender:
         self._pulse: Pulse | None = None
         self._lost: RankLostError | None = None
         self._steps: deque[int] = deque()
+        self._answers: defaultdict[int, dict[int, StepResult]] = defaultdict(dict)
         self._results: deque[StepResult] = deque()
         self._sampled: list[tuple[RequestId, list[int]]] = []
 
@@ -99,7 +100,7 @@ class PlanSender:
     def result(self, deadline_s: float | None = None) -> StepResult:
         """The result of the oldest plan that has none yet. Raises RankLostError.
 
-        A rank that reports an error reports it for the whole step.
+        It joins what the sampling ranks answered; an error that any rank reports is the whole step's.
         """
         wait_s = self._deadline_s if deadline_s is None else deadline_s
         end = time.monotonic() + wait_s
@@ -144,8 +145,17 @@ class PlanSender:
                 raise RankLostError(f"rank {rank} sends nonsense: {error.message}") from error
             if result.error is not None:
                 result = StepResult(step=result.step, error=f"rank {rank}: {result.error}")
-            if rank == self._sampling_rank or result.error is not None:
                 self._results.append(result)
+            elif rank in self._sampling_ranks:
+                self._gather(rank, result)
+
+    def _gather(self, rank: int, answer: StepResult) -> None:
+        answers = self._answers[answer.step]
+        answers[rank] = answer
+        if len(answers) == len(self._sampling_ranks):
+            del self._answers[answer.step]
+            sequences = [sequence for rank in sorted(answers) for sequence in answers[rank].sequences]
+            self._results.append(StepResult(step=answer.step, sequences=sequences))
 
     def _who_is_where(self) -> str:
         return ", ".join(f"{name} is through with {step}" for name, step in self.progress().items())

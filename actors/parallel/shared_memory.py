@@ -61,10 +61,8 @@ class SharedMemoryGroup:
         self._names = names
         self._deadline_s = deadline_s
         self._functions = _prototypes(library)
-        # Where ranks outnumber cores, whoever waits actively keeps from work whom he waits for.
-        spin_s = SPIN_S if self.size <= len(os.sched_getaffinity(0)) else 0.0
         self.handle: int | None = self._functions.wr_shm_open(
-            fd, self.rank, self.size, slot_bytes, int(spin_s * 1e9), int(deadline_s * 1e9)
+            fd, self.rank, self.size, slot_bytes, int(SPIN_S * 1e9), int(deadline_s * 1e9)
         )
         """``wr_shm_group *``, for native code that reduces by itself."""
         if self.handle is None:

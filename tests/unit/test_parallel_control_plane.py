@@ -33,12 +33,12 @@ class Gang:
     """A leader and its ranks."""
 
     def __init__(
-        self, num_ranks: int, *, tcp: bool = False, sampling_rank: int = 0, deadline_s: float = WAIT_S
+        self, num_ranks: int, *, tcp: bool = False, sampling_ranks: tuple[int, ...] = (0,), deadline_s: float = WAIT_S
     ) -> None:
         self.losses: list[RankLostError] = []
         self.lost = threading.Event()
         self.sender = PlanSender(
-            num_ranks, TOKEN, sampling_rank=sampling_rank, deadline_s=deadline_s, on_lost=self._on_lost
+            num_ranks, TOKEN, sampling_ranks=sampling_ranks, deadline_s=deadline_s, on_lost=self._on_lost
         )
         addresses = self.sender.addresses[-1:] if tcp else self.sender.addresses
         receivers: dict[int, PlanReceiver] = {}
@@ -78,7 +78,7 @@ def gang() -> Iterator[Callable[..., Gang]]:
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_a_plan_reaches_every_rank_and_the_sampling_rank_answers(gang, tcp):
-    made = gang(3, tcp=tcp, sampling_rank=2)
+    made = gang(3, tcp=tcp, sampling_ranks=(2,))
     made.sender.send(step_of(1))
     assert [rank.receive(WAIT_S).plan for rank in made.ranks] == [step_of(1)] * 3
     made.ranks[2].reply(answer_to(1, 7))
@@ -128,6 +128,18 @@ def test_an_error_of_any_rank_is_the_step_s_error(gang):
     made.sender.send(step_of(1))
     made.ranks[1].reply(StepResult(step=1, error="out of memory"))
     assert made.sender.result() == StepResult(step=1, error="rank 1: out of memory")
+
+
+def test_the_answers_of_all_sampling_ranks_make_one_result(gang):
+    made = gang(3, sampling_ranks=(1, 2))
+    for step in (1, 2):
+        made.sender.send(step_of(step))
+        made.ranks[2].reply(answer_to(step, 20 + step, "b"))
+    for step in (1, 2):
+        made.ranks[1].reply(answer_to(step, 10 + step, "a"))
+    for step in (1, 2):
+        sequences = answer_to(step, 10 + step, "a").sequences + answer_to(step, 20 + step, "b").sequences
+        assert made.sender.result() == StepResult(step=step, sequences=sequences)
 
 
 def test_no_plan_follows_an_orderly_close(gang):
