@@ -49,9 +49,11 @@ void check_nested_call() {
     constexpr int64_t kRows = 20, kColumns = 30;
     std::vector<int64_t> sums(kRows, 0);
     wr::parallel_for(kRows, 1, [&](int64_t begin, int64_t end) {
+        const std::thread::id self = std::this_thread::get_id();
         for (int64_t row = begin; row < end; ++row) {
             // A nested call runs on this thread alone, so its sum needs no lock.
             wr::parallel_for(kColumns, 4, [&](int64_t first, int64_t last) {
+                expect(std::this_thread::get_id() == self, "a nested call stays on its thread");
                 for (int64_t column = first; column < last; ++column) sums[static_cast<size_t>(row)] += row * column;
             });
         }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "warmroot.h"
@@ -147,13 +148,11 @@ int64_t grain_for(int64_t count, int64_t least, int pieces) {
 
 void run_parallel(int64_t count, int64_t grain, Body body, void *context) {
     if (count <= 0) return;
-    if (count > grain && !t_inside && num_threads() > 1) {
-        t_inside = true;
-        const bool ran = pool().try_run(count, grain, body, context);
-        t_inside = false;
-        if (ran) return;
-    }
-    for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(begin + grain, count));
+    // Also while it runs alone: the pool may have become free by the time that a body calls.
+    const bool nested = std::exchange(t_inside, true);
+    const bool ran = !nested && count > grain && num_threads() > 1 && pool().try_run(count, grain, body, context);
+    for (int64_t begin = 0; !ran && begin < count; begin += grain) body(context, begin, std::min(begin + grain, count));
+    t_inside = nested;
 }
 
 void *scratch(Scratch slot, size_t bytes) {
