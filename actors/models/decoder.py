@@ -7,6 +7,7 @@ import torch
 from ...cluster.model_spec import ModelSpec, RopeSpec
 from ..attention.interface import AttentionBackend, AttentionMetadata
 from ..attention.kv_memory import KvMemory
+from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
 from ..layers.embedding import Embedding
 from ..layers.mlp import GatedMLP
@@ -70,6 +71,7 @@ class Decoder:
         self.rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self.layers}}
         self.norm = builder.norm(FINAL_NORM)
         self.head = linears.linear(OUTPUT)
+        self._fused = FusedStep.of(spec, self.layers, self.rotary)
 
     @torch.inference_mode()
     def forward(
@@ -84,6 +86,8 @@ class Decoder:
         ``metadata`` has one entry per KV group; the keys and values of the T tokens are stored in ``kv``.
         """
         x = self.embedding(token_ids)
+        if self._fused is not None:
+            return self.norm(self._fused(x, positions, kv, metadata))
         angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}
         for index, layer in enumerate(self.layers):
             group, slot = kv.layout.place(index)

@@ -1,0 +1,156 @@
+"""A decoder's layers as one native call per step.
+
+At one row a layer takes microseconds, and asking for its ten operations from Python takes longer than computing them.
+The layers' own objects stay what they are: this only hands their weights to ``native/step.cpp`` together.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, byref, c_void_p
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...cluster.model_spec import ModelSpec, RopeSpec
+from ..attention.interface import AttentionMetadata
+from ..attention.kv_memory import KvMemory
+from ..attention.native_backend import NativeAttention
+from ..layers.norm import RMSNorm
+from ..layers.rotary import RotaryEmbedding
+from .attention import PAGE_FORMATS
+from .library import native
+from .linear import NativeLinear
+from .structs import DecoderStruct, KvCacheStruct, LayerStruct, StepStruct
+
+if TYPE_CHECKING:
+    from ..models.decoder import DecoderLayer
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class _Bound(NamedTuple):
+    """The layers with the pages of one KV memory."""
+
+    kv: KvMemory
+    decoder: DecoderStruct
+    layers: ctypes.Array[LayerStruct]
+
+
+class FusedStep:
+    """Runs all layers over a batch. Made by ``of``; not thread-safe."""
+
+    def __init__(
+        self, spec: ModelSpec, layers: Sequence["DecoderLayer"], rotary: Mapping[RopeSpec, RotaryEmbedding]
+    ) -> None:
+        library = native()
+        assert library is not None
+        self._forward = library.functions.wr_decoder_forward
+        self._forward.argtypes = (POINTER(DecoderStruct), POINTER(StepStruct), c_void_p)
+        self._forward.restype = None
+        self._spec = spec
+        self._layers = layers
+        self._rotary = tuple(rotary.values())
+        self._ropes = {rope: index for index, rope in enumerate(rotary)}
+        self._bound: _Bound | None = None
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, layers: Sequence["DecoderLayer"], rotary: Mapping[RopeSpec, RotaryEmbedding]
+    ) -> "FusedStep | None":
+        """For layers whose every part is native; None for others."""
+        is_native = all(
+            isinstance(layer.attention.backend, NativeAttention)
+            and all(
+                isinstance(linear, NativeLinear)
+                for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+            )
+            for layer in layers
+        )
+        return cls(spec, layers, rotary) if is_native and len({rope.rotary_dim for rope in rotary}) == 1 else None
+
+    def __call__(
+        self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]
+    ) -> torch.Tensor:
+        """[T, hidden] float32 -> the same tensor after all layers; keys and values are appended to ``kv``."""
+        if self._bound is None or self._bound.kv is not kv:
+            self._bound = self._bind(kv)
+        angles = [rotary.rows(positions) for rotary in self._rotary]
+        backend = self._layers[0].attention.backend
+        assert isinstance(backend, NativeAttention)
+        plans = [
+            backend.plan_for(entry, group.window, kv, self._spec.num_heads)
+            for entry, group in zip(metadata, kv.layout.groups, strict=True)
+        ]
+        step = StepStruct(
+            rows=x.shape[0],
+            cos=_pointers([cos.data_ptr() for cos, _ in angles]),
+            sin=_pointers([sin.data_ptr() for _, sin in angles]),
+            plans=_pointers([plan.handle for plan in plans]),
+            slots=_pointers([entry.slot_mapping.data_ptr() for entry in metadata]),
+        )
+        self._forward(byref(self._bound.decoder), byref(step), x.data_ptr())
+        return x
+
+    def _bind(self, kv: KvMemory) -> _Bound:
+        spec = self._spec
+        layers = (LayerStruct * len(self._layers))()
+        for index, layer in enumerate(self._layers):
+            group, slot = kv.layout.place(index)
+            _fill(layers[index], layer, group, self._ropes[layer.rope], _cache(spec, kv, slot))
+        decoder = DecoderStruct(
+            layers=ctypes.cast(layers, POINTER(LayerStruct)),
+            num_layers=len(layers),
+            hidden=spec.hidden_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            inner=spec.intermediate_size,
+            rotary_dim=next(iter(self._ropes)).rotary_dim,
+            activation=_ACTIVATIONS[spec.activation],
+            norm_eps=spec.norm_eps,
+            scale=spec.query_scale,
+            softcap=spec.attention_softcap or 0.0,
+        )
+        return _Bound(kv, decoder, layers)
+
+
+def _fill(struct: LayerStruct, layer: "DecoderLayer", group: int, rope: int, cache: KvCacheStruct) -> None:
+    attention, mlp = layer.attention, layer.mlp
+    struct.attention_norm = _weight(layer.attention_norm)
+    struct.attention_output_norm = _weight(layer.attention_output_norm)
+    struct.mlp_norm = _weight(layer.mlp_norm)
+    struct.mlp_output_norm = _weight(layer.mlp_output_norm)
+    struct.q_norm = _weight(attention.q_norm)
+    struct.k_norm = _weight(attention.k_norm)
+    struct.qkv, struct.num_qkv = _parts(attention.qkv)
+    struct.out, _ = _parts(attention.out)
+    struct.gate_up, struct.num_gate_up = _parts(mlp.gate_up)
+    struct.down, _ = _parts(mlp.down)
+    struct.group = group
+    struct.rope = rope
+    struct.cache = cache
+
+
+def _weight(norm: RMSNorm | None) -> int | None:
+    return None if norm is None else norm.weight.data_ptr()
+
+
+def _parts(linear: object) -> tuple[int, int]:
+    assert isinstance(linear, NativeLinear)
+    return ctypes.addressof(linear.struct), len(linear.parts)
+
+
+def _cache(spec: ModelSpec, kv: KvMemory, slot: int) -> KvCacheStruct:
+    keys, values = kv.keys[slot], kv.values[slot]
+    return KvCacheStruct(
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        format=PAGE_FORMATS[keys.dtype],
+        block_size=kv.layout.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+    )
+
+
+def _pointers(addresses: Sequence[int]) -> "ctypes._Pointer[c_void_p]":
+    return ctypes.cast((c_void_p * len(addresses))(*addresses), POINTER(c_void_p))
