@@ -118,5 +118,5 @@ def _layout_digest() -> str:
     sample = torch.linspace(-1.0, 1.0, 17 * 96).view(17, 96)
     digest = blake2b(digest_size=8)
     for kind in WeightFormat:
-        digest.update(memoryview(pack(sample, kind).data.numpy()))
+        digest.update(pack(sample, kind).data.numpy().tobytes())
     return digest.hexdigest()

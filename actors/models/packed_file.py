@@ -34,7 +34,7 @@ def write_packed(
             return None
         file.write(bytes(-file.tell() % _ALIGNMENT))
         start = file.tell()
-        file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+        tensor.contiguous().view(-1).view(torch.uint8).numpy().tofile(file)
         return [start, file.tell() - start]
 
     def entry(part: PackedWeight) -> dict[str, Any]:

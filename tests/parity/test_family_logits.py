@@ -63,7 +63,13 @@ def test_smollm2(smollm2_path, smollm2_reference, paged):
     sequences = paged(exact)
     assert_close(torch.cat([sequences.step({0: tokens[a:b]})[0] for a, b in ((0, 40), (40, 69), (69, 70))]), expected)
 
-    half = load_model(smollm2_path, dtype="auto", device=torch.device("cpu"))
+    half = load_model(smollm2_path, dtype="float16", device=torch.device("cpu"))
     rounded = paged(half).step({0: tokens})[0]
     assert (rounded - expected).abs().max() < 0.2
     assert torch.equal(rounded.argmax(-1), expected.argmax(-1))
+
+    # The file's own blocks: the same weights, but inputs rounded to 8 bits. Random tokens have many near ties.
+    packed = load_model(smollm2_path, dtype="auto", device=torch.device("cpu"))
+    coarse = paged(packed).step({0: tokens})[0]
+    assert (coarse - expected).abs().mean() < 0.4
+    assert (coarse.argmax(-1) == expected.argmax(-1)).float().mean() > 0.75
