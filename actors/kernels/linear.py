@@ -1,6 +1,6 @@
 """Linears over packed weights: ``native/linear*.cpp``.
 
-A weight is packed once, into panels of 16 output features, as floats or as codes of 8 or 4 bits with a float16 scale per
+A weight is packed once, into panels of 16 output features: floats, or codes of 8 or 4 bits with a float16 scale per
 32 input features. Quantised weights quantise their input too, to 8 bits per row and 32 features.
 """
 
@@ -149,7 +149,7 @@ class LinearKernels:
         return out
 
     def linear(self, x: torch.Tensor, parts: int, num_parts: int, y: torch.Tensor, *, accumulate: bool = False) -> None:
-        """y (+)= x · Wᵀ + b for the ``wr_weights`` at address ``parts``; x and y are float32 with unit stride in a row."""
+        """Multiply by the ``wr_weights`` at address ``parts``: y (+)= x · Wᵀ + b, float32, rows of unit stride."""
         self._linear(
             parts, num_parts, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), x.shape[0], int(accumulate)
         )

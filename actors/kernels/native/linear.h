@@ -77,6 +77,17 @@ inline int load_code(const uint8_t *codes, int32_t format, int n, int64_t k) {
     return codes[low / 4 * 64 + 4 * n + low % 4] >> (k < kGroup / 2 ? 0 : 4) & 15;
 }
 
+// Weights are asked for this many bytes ahead. The hardware's own prefetch stops at every page and starts anew in every
+// panel: with a few rows this makes up to twice the throughput.
+constexpr int64_t kAhead = 4096;
+
+// Ask for the lines of kBytes at p + kAhead; asking beyond the end of the weight does no harm.
+template <int kBytes>
+inline void prefetch(const void *p) {
+#pragma GCC unroll 8
+    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(static_cast<const char *>(p) + kAhead + line);
+}
+
 // One group of a quantised input row: x = scale * code.
 struct InputGroup {
     int8_t codes[kGroup];

@@ -64,6 +64,7 @@ void multiply_wide(const Block &block, const float *x, int panel, int64_t row) {
     Vec sums[kRows][kVecs];
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
     for (int64_t k = 0; k < pairs; ++k) {
+        for (int p = 0; p < kPanels; ++p) prefetch<64>(weights + (p * pairs + k) * kPanel);
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
             Vec first, second;
@@ -91,7 +92,10 @@ WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, int64
     for (int64_t k = 0; k < pairs; ++k) {
         __m512i w[kPanels];
 #pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) w[p] = _mm512_loadu_si512(weights + (p * pairs + k) * kPanel);
+        for (int p = 0; p < kPanels; ++p) {
+            w[p] = _mm512_loadu_si512(weights + (p * pairs + k) * kPanel);
+            prefetch<64>(weights + (p * pairs + k) * kPanel);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
             const __m512i xs = _mm512_set1_epi32(static_cast<int>(x[r * pairs + k]));

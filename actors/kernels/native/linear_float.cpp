@@ -31,6 +31,7 @@ void multiply_tile(const Block &block, const Input &input, int panel, int64_t ro
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
     for (int64_t k = 0; k < in_features; ++k) {
         Vec w[kVecs];
+        for (int p = 0; p < kPanels; ++p) prefetch<kPanel * sizeof(T)>(weights + (p * in_features + k) * kPanel);
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
             w[v] = load_weights(weights + v / kPanelVecs * in_features * kPanel + v % kPanelVecs * Vec::kLanes + k * kPanel);

@@ -48,6 +48,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             load_codes<kNibbles>(codes[p] + g * bytes, quads[p]);
+            prefetch<kGroup * kPanel / (kNibbles ? 2 : 1)>(codes[p] + g * bytes);
             scale[p] = load_half(scales[p] + g * halves).v;
             if constexpr (kMin) minimum[p] = load_half(scales[p] + g * halves + kPanel).v;
         }
@@ -157,6 +158,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
     for (auto &sum : sums) std::fill_n(sum, kPanelVecs, set1(0.0f));
     for (int64_t g = 0; g < groups; ++g) {
         __m256i dots[kRows][2];
+        prefetch<kGroup * kPanel / (kNibbles ? 2 : 1)>(codes + g * group_bytes(weights.format));
         dot_group<kRows, kNibbles>(codes + g * group_bytes(weights.format), x + g, groups, dots);
         const half_t *group_scales = scales + g * group_halves(kMin);
 #pragma GCC unroll 2
