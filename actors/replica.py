@@ -22,6 +22,7 @@ from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
 from .embedded_bus import StartupNote, open_bus
 from .event_publisher import EventPublisher
+from .kernels.library import native
 
 if TYPE_CHECKING:
     from .engine_host import EngineHost
@@ -115,6 +116,8 @@ class Replica:
         threads = config.deploy.threads_per_replica
         if threads is not None:  # OpenMP and MKL read these when they are loaded
             os.environ.update({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)})
+        if native() is not None:  # torch then does little between kernels: its threads must not spin on their cores
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         from .engine_host import EngineHost
 
         return EngineHost.load(config, self._report)

@@ -41,7 +41,8 @@ class LLM:
 
         ``keys`` are those of ModelConfig, CacheConfig and SchedulerConfig: ``dtype``, ``quantization``,
         ``max_model_len``, ``seed``, ``tokenizer``, ``chat_template``, ``max_num_seqs``, ``max_num_batched_tokens``,
-        ``block_size``, ``num_kv_blocks``, ``kv_cache_memory``, ``enable_prefix_caching`` and so on. ``progress=False`` draws no bars.
+        ``block_size``, ``num_kv_blocks``, ``kv_cache_memory``, ``enable_prefix_caching`` and so on.
+        ``progress=False`` draws no bars.
         Raises ConfigError and ModelLoadError.
         """
         config = _config(model, num_threads, keys)
