@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ..cluster.config import WarmrootConfig
 from ..cluster.ids import BlockHash, Epoch, ReplicaId
 from ..cluster.kv_formats import kv_format
@@ -15,7 +13,6 @@ from ..kv_store.hashing import namespace_root
 from ..router.tokenizer import Tokenizer
 from .engine.config import EngineConfig
 from .engine.engine import Engine
-from .kernels.library import native
 from .local_engine import DeltaSink, EventSink, LocalEngine
 from .models.available import cpu_kernels
 from .models.source import resolve_model
@@ -24,6 +21,7 @@ from .runner.calibration import Calibration, calibrate
 from .runner.load import KvMemoryConfig, load_runner
 from .runner.runner import ModelRunner
 from .runner.threaded import ThreadedExecutor
+from .runner.threads import use_threads
 
 WEIGHTS_VERSION = "0"
 """Of the weights as they were loaded; an update of the weights moves the namespace of the cache on."""
@@ -51,7 +49,7 @@ class EngineHost:
     def load(cls, config: WarmrootConfig, report: Report) -> "EngineHost":
         """Find the model, load it, warm it up. Raises ModelLoadError and ConfigError."""
         model, cache = config.model, config.cache
-        num_threads = _use_threads(config.deploy.threads_per_replica)
+        num_threads = use_threads(config.deploy.threads_per_replica)
         report("finding the model", 0, 0)
         path = resolve_model(model.model, model.revision)
         runner = load_runner(
@@ -148,17 +146,6 @@ class EngineHost:
             routing_policy=self.config.routing.routing_policy,
             seed=model.seed,
         )
-
-
-def _use_threads(wanted: int | None) -> int:
-    """Threads of torch and of the native kernels, which take turns on the same cores."""
-    if wanted is not None:
-        torch.set_num_threads(wanted)
-    num_threads = torch.get_num_threads()
-    library = native()
-    if library is not None:
-        library.set_num_threads(num_threads)
-    return num_threads
 
 
 def _kv_format(runner: ModelRunner) -> str:

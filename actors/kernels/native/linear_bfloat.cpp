@@ -65,15 +65,17 @@ void multiply_wide(const Block &block, const float *x, int panel, int64_t row) {
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
     for (int64_t k = 0; k < pairs; ++k) {
         for (int p = 0; p < kPanels; ++p) prefetch<64>(weights + (p * pairs + k) * kPanel);
+        Vec first[kVecs], second[kVecs];
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
-            Vec first, second;
-            widen(weights + v / kPanelVecs * pairs * kPanel + v % kPanelVecs * Vec::kLanes + k * kPanel, first, second);
+            widen(weights + (v / kPanelVecs * pairs + k) * kPanel + v % kPanelVecs * Vec::kLanes, first[v], second[v]);
+        }
 #pragma GCC unroll 16
-            for (int r = 0; r < kRows; ++r) {
-                const float *at = x + 2 * ((row + r) * pairs + k);
-                sums[r][v] = fma(set1(at[0]), first, fma(set1(at[1]), second, sums[r][v]));
-            }
+        for (int r = 0; r < kRows; ++r) {
+            const float *at = x + 2 * ((row + r) * pairs + k);
+            const Vec x_first = set1(at[0]), x_second = set1(at[1]);
+#pragma GCC unroll 8
+            for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(x_first, first[v], fma(x_second, second[v], sums[r][v]));
         }
     }
     for (int r = 0; r < kRows; ++r) {

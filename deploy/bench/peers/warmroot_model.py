@@ -7,6 +7,7 @@ import torch
 
 from ....actors.runner.load import KvMemoryConfig, load_runner
 from ....actors.runner.runner import ModelRunner
+from ....actors.runner.threads import use_threads
 
 _DENSE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions for which weights are dequantised, with their dtype; GGUF types mean the file as packed."""
@@ -14,7 +15,7 @@ _DENSE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 def load(settings: dict[str, Any]) -> ModelRunner:
     """Settings: ``model``, ``precision``, ``threads``, ``max_model_len``, ``max_num_seqs``, ``num_kv_blocks``."""
-    torch.set_num_threads(settings["threads"])
+    use_threads(settings["threads"])
     dtype, quantization = weights_format(settings["precision"])
     return load_runner(
         Path(settings["model"]),
