@@ -11,7 +11,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <type_traits>
 
 #include "simd.h"
 #include "warmroot.h"
@@ -75,17 +77,6 @@ inline int load_code(const uint8_t *codes, int32_t format, int n, int64_t k) {
     if (format == WR_Q8) return codes[k / 4 * 64 + 4 * n + k % 4];
     const int64_t low = k % (kGroup / 2);
     return codes[low / 4 * 64 + 4 * n + low % 4] >> (k < kGroup / 2 ? 0 : 4) & 15;
-}
-
-// Weights are asked for this many bytes ahead. The hardware's own prefetch stops at every page and starts anew in every
-// panel: with a few rows this makes up to twice the throughput.
-constexpr int64_t kAhead = 4096;
-
-// Ask for the lines of kBytes at p + kAhead; asking beyond the end of the weight does no harm.
-template <int kBytes>
-inline void prefetch(const void *p) {
-#pragma GCC unroll 8
-    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(static_cast<const char *>(p) + kAhead + line);
 }
 
 // One group of a quantised input row: x = scale * code.
@@ -157,22 +148,65 @@ void multiply_bfloat(const Block &block, const Input &input);
 void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features, InputGroup *groups);
 void multiply_quantised(const Block &block, const Input &input);
 
-// Call tile(std::integral_constant<int, n>, first row) for tiles of n <= kMost rows that together are `rows`. Tiles are of
+// A tile of a block: its first row, and which of the passes over the same weights it is.
+struct Pass {
+    int64_t row;
+    int64_t index;
+    int64_t count;
+};
+
+// Weights are asked for before they are needed, some at each step of a tile. The hardware's own prefetch stops at every
+// page and starts anew in every panel. A single pass over the weights asks for what it needs itself a little later; of
+// several passes, each asks for its share of the next panels, so that memory works while the sums are made. With few
+// rows this makes up to twice the throughput. To ask beyond the end of a weight does no harm.
+class Ahead {
+  public:
+    // `step_bytes` of panel `panel` are used at each of `steps` steps.
+    Ahead(const Block &block, int64_t panel, int panels, Pass pass, int64_t steps, int64_t step_bytes) {
+        constexpr int64_t kDistance = 4096;
+        const uint8_t *data = block.panel_at(panel);
+        bytes_ = (step_bytes + pass.count - 1) / pass.count;
+        at_ = pass.count == 1 ? data + kDistance : block.panel_at(panel + panels) + pass.index * steps * bytes_;
+    }
+
+    // For steps of at most a line.
+    void ask(int64_t step) const { __builtin_prefetch(at_ + step * bytes_); }
+
+    void ask_lines(int64_t step) const {
+        for (int64_t byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(at_ + step * bytes_ + byte);
+    }
+
+  private:
+    const uint8_t *at_;
+    int64_t bytes_;
+};
+
+template <int kPanels>
+std::array<Ahead, kPanels> look_ahead(const Block &block, int64_t panel, Pass pass, int64_t steps, int64_t step_bytes) {
+    if constexpr (kPanels == 1) {
+        return {Ahead(block, panel, 1, pass, steps, step_bytes)};
+    } else {
+        return {Ahead(block, panel, 2, pass, steps, step_bytes), Ahead(block, panel + 1, 2, pass, steps, step_bytes)};
+    }
+}
+
+// Call tile(std::integral_constant<int, n>, pass) for tiles of n <= kMost rows that together are `rows`. Tiles are of
 // nearly equal height: 13 rows are 7 and 6, not 12 and 1.
 template <int kMost, typename F>
 void for_tiles(int64_t rows, F &&tile) {
-    const auto call = [&]<int kRows>(auto &&self, std::integral_constant<int, kRows> height, int64_t n, int64_t row) {
+    const auto call = [&]<int kRows>(auto &&self, std::integral_constant<int, kRows> height, int64_t n, Pass pass) {
         if (n == kRows) {
-            tile(height, row);
+            tile(height, pass);
         } else if constexpr (kRows > 1) {
-            self(self, std::integral_constant<int, kRows - 1>{}, n, row);
+            self(self, std::integral_constant<int, kRows - 1>{}, n, pass);
         }
     };
-    int64_t left = (rows + kMost - 1) / kMost;
-    for (int64_t row = 0; row < rows; --left) {
-        const int64_t height = (rows - row + left - 1) / left;
-        call(call, std::integral_constant<int, kMost>{}, height, row);
-        row += height;
+    Pass pass{0, 0, (rows + kMost - 1) / kMost};
+    for (; pass.index < pass.count; ++pass.index) {
+        const int64_t left = pass.count - pass.index;
+        const int64_t height = (rows - pass.row + left - 1) / left;
+        call(call, std::integral_constant<int, kMost>{}, height, pass);
+        pass.row += height;
     }
 }
 

@@ -57,14 +57,15 @@ inline void widen(const uint32_t *pairs, Vec &first, Vec &second) {
 
 // The rounded input is float32 here: [rows, pairs, 2]. The second of a pair is added first, as the instruction does.
 template <int kRows, int kPanels>
-void multiply_wide(const Block &block, const float *x, int panel, int64_t row) {
+void multiply_wide(const Block &block, const float *x, int panel, Pass pass) {
     constexpr int kVecs = kPanels * kPanelVecs;
     const int64_t pairs = num_pairs(block.weights->in_features);
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(block.panel_at(block.panel + panel));
+    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, pairs, 64);
     Vec sums[kRows][kVecs];
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
     for (int64_t k = 0; k < pairs; ++k) {
-        for (int p = 0; p < kPanels; ++p) prefetch<64>(weights + (p * pairs + k) * kPanel);
+        for (const Ahead &panel_ahead : ahead) panel_ahead.ask(k);
         Vec first[kVecs], second[kVecs];
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
@@ -72,23 +73,24 @@ void multiply_wide(const Block &block, const float *x, int panel, int64_t row) {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
-            const float *at = x + 2 * ((row + r) * pairs + k);
+            const float *at = x + 2 * ((pass.row + r) * pairs + k);
             const Vec x_first = set1(at[0]), x_second = set1(at[1]);
 #pragma GCC unroll 8
             for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(x_first, first[v], fma(x_second, second[v], sums[r][v]));
         }
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) block.write(row + r, panel + p, &sums[r][p * kPanelVecs]);
+        for (int p = 0; p < kPanels; ++p) block.write(pass.row + r, panel + p, &sums[r][p * kPanelVecs]);
     }
 }
 
 #if WR_HAS_DOT
 template <int kRows, int kPanels>
-WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, int64_t row) {
+WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, Pass pass) {
     const int64_t pairs = num_pairs(block.weights->in_features);
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(block.panel_at(block.panel + panel));
-    x += row * pairs;
+    x += pass.row * pairs;
+    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, pairs, 64);
     __m512 sums[kRows][kPanels];
     for (auto &sum : sums) std::fill_n(sum, kPanels, _mm512_setzero_ps());
     for (int64_t k = 0; k < pairs; ++k) {
@@ -96,7 +98,7 @@ WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, int64
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             w[p] = _mm512_loadu_si512(weights + (p * pairs + k) * kPanel);
-            prefetch<64>(weights + (p * pairs + k) * kPanel);
+            ahead[p].ask(k);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
@@ -108,7 +110,7 @@ WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, int64
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) {
             const Vec sum{sums[r][p]};
-            block.write(row + r, panel + p, &sum);
+            block.write(pass.row + r, panel + p, &sum);
         }
     }
 }
@@ -118,11 +120,11 @@ template <int kPanels>
 void multiply_panels(const Block &block, const Input &input, int panel) {
     const uint8_t *x =
         static_cast<const uint8_t *>(input.rounded) + block.row * rounded_row_bytes(block.weights->in_features);
-    for_tiles<kTileRows>(block.rows, [&](auto height, int64_t row) {
+    for_tiles<kTileRows>(block.rows, [&](auto height, Pass pass) {
 #if WR_HAS_DOT
-        if (has_dot()) return multiply_dot<height(), kPanels>(block, reinterpret_cast<const uint32_t *>(x), panel, row);
+        if (has_dot()) return multiply_dot<height(), kPanels>(block, reinterpret_cast<const uint32_t *>(x), panel, pass);
 #endif
-        multiply_wide<height(), kPanels>(block, reinterpret_cast<const float *>(x), panel, row);
+        multiply_wide<height(), kPanels>(block, reinterpret_cast<const float *>(x), panel, pass);
     });
 }
 

@@ -22,16 +22,17 @@ inline Vec load_weights(const half_t *p) { return load_half(p); }
 // Each row and feature has one sum that walks the input features in order, whatever the tile: a row's result does not
 // depend on its company.
 template <int kRows, int kPanels, typename T>
-void multiply_tile(const Block &block, const Input &input, int panel, int64_t row) {
+void multiply_tile(const Block &block, const Input &input, int panel, Pass pass) {
     constexpr int kVecs = kPanels * kPanelVecs;
     const int64_t in_features = block.weights->in_features;
     const T *weights = reinterpret_cast<const T *>(block.panel_at(block.panel + panel));
-    const float *x = input.x + (block.row + row) * input.stride;
+    const float *x = input.x + (block.row + pass.row) * input.stride;
+    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, in_features, kPanel * sizeof(T));
     Vec sums[kRows][kVecs];
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
     for (int64_t k = 0; k < in_features; ++k) {
         Vec w[kVecs];
-        for (int p = 0; p < kPanels; ++p) prefetch<kPanel * sizeof(T)>(weights + (p * in_features + k) * kPanel);
+        for (const Ahead &panel_ahead : ahead) panel_ahead.ask(k);
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
             w[v] = load_weights(weights + v / kPanelVecs * in_features * kPanel + v % kPanelVecs * Vec::kLanes + k * kPanel);
@@ -44,14 +45,14 @@ void multiply_tile(const Block &block, const Input &input, int panel, int64_t ro
         }
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) block.write(row + r, panel + p, &sums[r][p * kPanelVecs]);
+        for (int p = 0; p < kPanels; ++p) block.write(pass.row + r, panel + p, &sums[r][p * kPanelVecs]);
     }
 }
 
 template <int kPanels, typename T>
 void multiply_panels(const Block &block, const Input &input, int panel) {
-    for_tiles<kTileRows>(block.rows, [&](auto height, int64_t row) {
-        multiply_tile<height(), kPanels, T>(block, input, panel, row);
+    for_tiles<kTileRows>(block.rows, [&](auto height, Pass pass) {
+        multiply_tile<height(), kPanels, T>(block, input, panel, pass);
     });
 }
 

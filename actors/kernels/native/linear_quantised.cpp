@@ -9,8 +9,9 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-// A group's codes stay in registers (8 per panel) while the rows of a tile pass by.
-constexpr int kTileRows = 4, kTilePanels = 2;
+// A group's codes stay in registers (8 per panel) while the rows of a tile pass by. Few rows: one pass over the weights.
+// Many: what is read of the input serves two panels.
+constexpr int kFewRows = 12, kTileRows = 4, kTilePanels = 2;
 
 template <bool kNibbles>
 inline void load_codes(const uint8_t *codes, __m512i *quads) {
@@ -29,7 +30,7 @@ inline void load_codes(const uint8_t *codes, __m512i *quads) {
 }
 
 template <int kRows, int kPanels, bool kNibbles, bool kMin>
-void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
     const int64_t bytes = group_bytes(weights.format), halves = group_halves(kMin);
@@ -39,7 +40,8 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
         codes[p] = block.panel_at(block.panel + panel + p);
         scales[p] = panel_scales(codes[p], weights.format, weights.in_features);
     }
-    x += row * groups;
+    x += pass.row * groups;
+    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, groups, bytes);
     __m512 sums[kRows][kPanels];
     for (auto &sum : sums) std::fill_n(sum, kPanels, _mm512_setzero_ps());
     for (int64_t g = 0; g < groups; ++g) {
@@ -48,7 +50,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             load_codes<kNibbles>(codes[p] + g * bytes, quads[p]);
-            prefetch<kGroup * kPanel / (kNibbles ? 2 : 1)>(codes[p] + g * bytes);
+            ahead[p].ask_lines(g);
             scale[p] = load_half(scales[p] + g * halves).v;
             if constexpr (kMin) minimum[p] = load_half(scales[p] + g * halves + kPanel).v;
         }
@@ -81,14 +83,14 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) {
             const Vec sum{sums[r][p]};
-            block.write(row + r, panel + p, &sum);
+            block.write(pass.row + r, panel + p, &sum);
         }
     }
 }
 
 #elif defined(__AVX2__)
 
-constexpr int kTileRows = 4, kTilePanels = 1;
+constexpr int kFewRows = 4, kTileRows = 4, kTilePanels = 1;
 
 // The halves of two quads q and q + 4 (4 bits) or of quad q (8 bits), made signed.
 template <bool kNibbles>
@@ -148,17 +150,18 @@ inline __m256i settle(__m256i dots, int32_t negative_sum) {
 }
 
 template <int kRows, int kPanels, bool kNibbles, bool kMin>
-void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
     const uint8_t *codes = block.panel_at(block.panel + panel);
     const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
-    x += row * groups;
+    x += pass.row * groups;
+    const Ahead ahead(block, block.panel + panel, 1, pass, groups, group_bytes(weights.format));
     Vec sums[kRows][kPanelVecs];
     for (auto &sum : sums) std::fill_n(sum, kPanelVecs, set1(0.0f));
     for (int64_t g = 0; g < groups; ++g) {
         __m256i dots[kRows][2];
-        prefetch<kGroup * kPanel / (kNibbles ? 2 : 1)>(codes + g * group_bytes(weights.format));
+        ahead.ask_lines(g);
         dot_group<kRows, kNibbles>(codes + g * group_bytes(weights.format), x + g, groups, dots);
         const half_t *group_scales = scales + g * group_halves(kMin);
 #pragma GCC unroll 2
@@ -176,12 +179,12 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
             }
         }
     }
-    for (int r = 0; r < kRows; ++r) block.write(row + r, panel, sums[r]);
+    for (int r = 0; r < kRows; ++r) block.write(pass.row + r, panel, sums[r]);
 }
 
 #else
 
-constexpr int kTileRows = 4, kTilePanels = 1;
+constexpr int kFewRows = 4, kTileRows = 4, kTilePanels = 1;
 
 template <bool kNibbles>
 inline void load_codes(const uint8_t *codes, uint8_t *quads) {
@@ -192,12 +195,12 @@ inline void load_codes(const uint8_t *codes, uint8_t *quads) {
 }
 
 template <int kRows, int kPanels, bool kNibbles, bool kMin>
-void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t row) {
+void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
     const uint8_t *codes = block.panel_at(block.panel + panel);
     const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
-    x += row * groups;
+    x += pass.row * groups;
     float sums[kRows][kPanel] = {};
     for (int64_t g = 0; g < groups; ++g) {
         uint8_t quads[kGroup * kPanel];
@@ -223,29 +226,29 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, int64_t r
     for (int r = 0; r < kRows; ++r) {
         Vec vecs[kPanelVecs];
         for (int v = 0; v < kPanelVecs; ++v) vecs[v] = load(sums[r] + v * Vec::kLanes);
-        block.write(row + r, panel, vecs);
+        block.write(pass.row + r, panel, vecs);
     }
 }
 
 #endif
 
-template <int kPanels, bool kNibbles, bool kMin>
+template <int kMost, int kPanels, bool kNibbles, bool kMin>
 void multiply_panels(const Block &block, const Input &input, int panel) {
     const InputGroup *x = input.quantised + block.row * num_groups(block.weights->in_features);
-    for_tiles<kTileRows>(block.rows, [&](auto height, int64_t row) {
-        multiply_tile<height(), kPanels, kNibbles, kMin>(block, x, panel, row);
+    for_tiles<kMost>(block.rows, [&](auto height, Pass pass) {
+        multiply_tile<height(), kPanels, kNibbles, kMin>(block, x, panel, pass);
     });
 }
 
 template <bool kNibbles, bool kMin>
 void multiply_form(const Block &block, const Input &input) {
     int panel = 0;
-    for (; panel + kTilePanels <= block.panels; panel += kTilePanels) {
-        multiply_panels<kTilePanels, kNibbles, kMin>(block, input, panel);
+    if (block.rows > kFewRows) {
+        for (; panel + kTilePanels <= block.panels; panel += kTilePanels) {
+            multiply_panels<kTileRows, kTilePanels, kNibbles, kMin>(block, input, panel);
+        }
     }
-    if constexpr (kTilePanels > 1) {
-        if (panel < block.panels) multiply_panels<1, kNibbles, kMin>(block, input, panel);
-    }
+    for (; panel < block.panels; ++panel) multiply_panels<kFewRows, 1, kNibbles, kMin>(block, input, panel);
 }
 
 }  // namespace
