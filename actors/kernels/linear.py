@@ -196,11 +196,11 @@ class NativeLinear(Linear):
         self.struct = (WeightStruct * len(parts))(*map(WeightStruct.of, parts))
         """``wr_weights[len(parts)]``, pointing into ``parts``."""
         self.out_features = sum(part.shape[0] for part in parts)
-        self._struct_bytes = torch.frombuffer(self.struct, dtype=torch.uint8)
+        self.struct_bytes = torch.frombuffer(self.struct, dtype=torch.uint8)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear.apply``."""
-        return torch.ops.warmroot.linear(x.float(), self._struct_bytes, self.out_features).to(x.dtype)
+        return torch.ops.warmroot.linear(x.float(), self.struct_bytes, self.out_features).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

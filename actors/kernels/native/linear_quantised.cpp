@@ -1,5 +1,6 @@
 // Linears over 8-bit and 4-bit panels. The input is quantised to 8 bits per row and group of 32, so that a group's part of
 // a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)).
+#include <cmath>
 #include <cstring>
 
 #include "linear.h"
@@ -255,6 +256,8 @@ void multiply_form(const Block &block, const Input &input) {
 
 void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features, InputGroup *groups) {
     constexpr int kVecs = kGroup / Vec::kLanes;
+    // Groups without a larger value than this count as zero: the inverse of their scale would overflow.
+    constexpr float kLeast = 1e-36f;
     for (int64_t row = begin; row < end; ++row) {
         for (int64_t g = 0; g < num_groups(in_features); ++g) {
             const float *from = x + row * stride + g * kGroup;
@@ -262,20 +265,23 @@ void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, i
             Vec largest = abs(load(from));
             for (int v = 1; v < kVecs; ++v) largest = max(largest, abs(load(from + v * Vec::kLanes)));
             const float most = reduce_max(largest);
-            const Vec inverse = set1(most > 0 ? 127.0f / most : 0.0f);
-            float rounded[kGroup];
+            const Vec inverse = set1(most > kLeast ? 127.0f / most : 0.0f);
+            float codes[kGroup];
+            Vec total = set1(0.0f);
             for (int v = 0; v < kVecs; ++v) {
-                store(rounded + v * Vec::kLanes, round(load(from + v * Vec::kLanes) * inverse));
+                const Vec rounded = round(load(from + v * Vec::kLanes) * inverse);
+                total = total + rounded;
+                store(codes + v * Vec::kLanes, rounded);
             }
-            int32_t sum = 0;
-            for (int i = 0; i < kGroup; ++i) {
-                const int32_t code = static_cast<int32_t>(rounded[i]);
-                group.codes[i] = static_cast<int8_t>(code);
-                sum += code;
+            float sum = reduce_add(total);
+            group.scale = most > kLeast ? most / 127.0f : 0.0f;
+            if (std::isnan(sum)) {  // of NaN or infinity: so is the result
+                group.scale = sum;
+                std::fill_n(codes, kGroup, sum = 0.0f);
             }
-            group.scale = most / 127.0f;
-            group.scaled_sum = group.scale * static_cast<float>(sum);
-            group.negative_sum = -sum;
+            for (int i = 0; i < kGroup; ++i) group.codes[i] = static_cast<int8_t>(static_cast<int32_t>(codes[i]));
+            group.scaled_sum = group.scale * sum;
+            group.negative_sum = -static_cast<int32_t>(sum);
         }
     }
 }
