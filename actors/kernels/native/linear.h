@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -159,34 +158,55 @@ struct Pass {
 // page and starts anew in every panel. A single pass over the weights asks for what it needs itself a little later; of
 // several passes, each asks for its share of the next panels, so that memory works while the sums are made. With few
 // rows this makes up to twice the throughput. To ask beyond the end of a weight does no harm.
+template <int kPanels>
 class Ahead {
   public:
-    // `step_bytes` of panel `panel` are used at each of `steps` steps.
-    Ahead(const Block &block, int64_t panel, int panels, Pass pass, int64_t steps, int64_t step_bytes) {
+    // For kPanels panels from `panel` on, of each of which `step_bytes` are used at each of `steps` steps.
+    Ahead(const Block &block, int64_t panel, Pass pass, int64_t steps, int64_t step_bytes) {
         constexpr int64_t kDistance = 4096;
-        const uint8_t *data = block.panel_at(panel);
-        bytes_ = (step_bytes + pass.count - 1) / pass.count;
-        at_ = pass.count == 1 ? data + kDistance : block.panel_at(panel + panels) + pass.index * steps * bytes_;
+        panel_bytes_ = block.panel_at(1) - block.panel_at(0);
+        step_bytes_ = (step_bytes + pass.count - 1) / pass.count;
+        if (pass.count == 1) {
+            at_ = block.panel_at(panel) + kDistance;
+            turn_ = std::max<int64_t>(0, steps - kDistance / step_bytes);
+        } else {
+            at_ = block.panel_at(panel + kPanels) + pass.index * steps * step_bytes_;
+            turn_ = steps;
+        }
     }
 
+    // The step from which a single pass would ask for the neighbour of its panel: go on with the panel after both.
+    int64_t turn() const { return turn_; }
+    void go_on() { at_ += (kPanels - 1) * panel_bytes_; }
+
     // For steps of at most a line.
-    void ask(int64_t step) const { __builtin_prefetch(at_ + step * bytes_); }
+    void ask(int64_t step) const {
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) __builtin_prefetch(at_ + p * panel_bytes_ + step * step_bytes_);
+    }
 
     void ask_lines(int64_t step) const {
-        for (int64_t byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(at_ + step * bytes_ + byte);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            const uint8_t *first = at_ + p * panel_bytes_ + step * step_bytes_;
+            for (int64_t byte = 0; byte < step_bytes_; byte += 64) __builtin_prefetch(first + byte);
+        }
     }
 
   private:
     const uint8_t *at_;
-    int64_t bytes_;
+    int64_t panel_bytes_;
+    int64_t step_bytes_;
+    int64_t turn_;
 };
 
-template <int kPanels>
-std::array<Ahead, kPanels> look_ahead(const Block &block, int64_t panel, Pass pass, int64_t steps, int64_t step_bytes) {
-    if constexpr (kPanels == 1) {
-        return {Ahead(block, panel, 1, pass, steps, step_bytes)};
-    } else {
-        return {Ahead(block, panel, 2, pass, steps, step_bytes), Ahead(block, panel + 1, 2, pass, steps, step_bytes)};
+// Call body(step, ahead) for each of a tile's steps.
+template <int kPanels, typename F>
+inline __attribute__((always_inline)) void for_steps(Ahead<kPanels> ahead, int64_t steps, F &&body) {
+    int64_t step = 0;
+    for (const int64_t end : {ahead.turn(), steps}) {
+        for (; step < end; ++step) body(step, ahead);
+        ahead.go_on();
     }
 }
 

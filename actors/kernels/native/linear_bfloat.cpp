@@ -61,11 +61,11 @@ void multiply_wide(const Block &block, const float *x, int panel, Pass pass) {
     constexpr int kVecs = kPanels * kPanelVecs;
     const int64_t pairs = num_pairs(block.weights->in_features);
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(block.panel_at(block.panel + panel));
-    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, pairs, 64);
+    const Ahead<kPanels> ahead(block, block.panel + panel, pass, pairs, 64);
     Vec sums[kRows][kVecs];
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
-    for (int64_t k = 0; k < pairs; ++k) {
-        for (const Ahead &panel_ahead : ahead) panel_ahead.ask(k);
+    for_steps(ahead, pairs, [&](int64_t k, const Ahead<kPanels> &ahead) {
+        ahead.ask(k);
         Vec first[kVecs], second[kVecs];
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
@@ -78,7 +78,7 @@ void multiply_wide(const Block &block, const float *x, int panel, Pass pass) {
 #pragma GCC unroll 8
             for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(x_first, first[v], fma(x_second, second[v], sums[r][v]));
         }
-    }
+    });
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) block.write(pass.row + r, panel + p, &sums[r][p * kPanelVecs]);
     }
@@ -90,23 +90,21 @@ WR_DOT void multiply_dot(const Block &block, const uint32_t *x, int panel, Pass 
     const int64_t pairs = num_pairs(block.weights->in_features);
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(block.panel_at(block.panel + panel));
     x += pass.row * pairs;
-    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, pairs, 64);
+    const Ahead<kPanels> ahead(block, block.panel + panel, pass, pairs, 64);
     __m512 sums[kRows][kPanels];
     for (auto &sum : sums) std::fill_n(sum, kPanels, _mm512_setzero_ps());
-    for (int64_t k = 0; k < pairs; ++k) {
+    for_steps(ahead, pairs, [&](int64_t k, const Ahead<kPanels> &ahead) WR_DOT {
+        ahead.ask(k);
         __m512i w[kPanels];
 #pragma GCC unroll 2
-        for (int p = 0; p < kPanels; ++p) {
-            w[p] = _mm512_loadu_si512(weights + (p * pairs + k) * kPanel);
-            ahead[p].ask(k);
-        }
+        for (int p = 0; p < kPanels; ++p) w[p] = _mm512_loadu_si512(weights + (p * pairs + k) * kPanel);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
             const __m512i xs = _mm512_set1_epi32(static_cast<int>(x[r * pairs + k]));
 #pragma GCC unroll 2
             for (int p = 0; p < kPanels; ++p) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], (__m512bh)xs, (__m512bh)w[p]);
         }
-    }
+    });
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) {
             const Vec sum{sums[r][p]};

@@ -27,12 +27,12 @@ void multiply_tile(const Block &block, const Input &input, int panel, Pass pass)
     const int64_t in_features = block.weights->in_features;
     const T *weights = reinterpret_cast<const T *>(block.panel_at(block.panel + panel));
     const float *x = input.x + (block.row + pass.row) * input.stride;
-    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, in_features, kPanel * sizeof(T));
+    const Ahead<kPanels> ahead(block, block.panel + panel, pass, in_features, kPanel * sizeof(T));
     Vec sums[kRows][kVecs];
     for (auto &sum : sums) std::fill_n(sum, kVecs, set1(0.0f));
-    for (int64_t k = 0; k < in_features; ++k) {
+    for_steps(ahead, in_features, [&](int64_t k, const Ahead<kPanels> &ahead) {
+        ahead.ask(k);
         Vec w[kVecs];
-        for (const Ahead &panel_ahead : ahead) panel_ahead.ask(k);
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
             w[v] = load_weights(weights + v / kPanelVecs * in_features * kPanel + v % kPanelVecs * Vec::kLanes + k * kPanel);
@@ -43,7 +43,7 @@ void multiply_tile(const Block &block, const Input &input, int panel, Pass pass)
 #pragma GCC unroll 8
             for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(xs, w[v], sums[r][v]);
         }
-    }
+    });
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) block.write(pass.row + r, panel + p, &sums[r][p * kPanelVecs]);
     }

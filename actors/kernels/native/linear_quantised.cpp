@@ -10,8 +10,8 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-// A group's codes stay in registers (8 per panel) while the rows of a tile pass by. Few rows: one pass over the weights.
-// Many: what is read of the input serves two panels.
+// A group's codes stay in registers (8 per panel) while the rows of a tile pass by. Two panels share what is read of the
+// input and leave room for the sums of 4 rows; up to 12 rows are better off with one panel and a single pass over it.
 constexpr int kFewRows = 12, kTileRows = 4, kTilePanels = 2;
 
 template <bool kNibbles>
@@ -41,18 +41,21 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
         codes[p] = block.panel_at(block.panel + panel + p);
         scales[p] = panel_scales(codes[p], weights.format, weights.in_features);
     }
+    // In halves: from a panel's scales to those of the panel that comes after this tile's.
+    const int64_t next_panel = kPanels * panel_bytes(weights.format, kMin, weights.in_features) / 2;
     x += pass.row * groups;
-    const auto ahead = look_ahead<kPanels>(block, block.panel + panel, pass, groups, bytes);
+    const Ahead<kPanels> ahead(block, block.panel + panel, pass, groups, bytes);
     __m512 sums[kRows][kPanels];
     for (auto &sum : sums) std::fill_n(sum, kPanels, _mm512_setzero_ps());
-    for (int64_t g = 0; g < groups; ++g) {
+    for_steps(ahead, groups, [&](int64_t g, const Ahead<kPanels> &ahead) {
+        ahead.ask_lines(g);
         __m512i quads[kPanels][kQuads];
         __m512 scale[kPanels], minimum[kPanels];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             load_codes<kNibbles>(codes[p] + g * bytes, quads[p]);
-            ahead[p].ask_lines(g);
             scale[p] = load_half(scales[p] + g * halves).v;
+            __builtin_prefetch(scales[p] + next_panel + g * halves);
             if constexpr (kMin) minimum[p] = load_half(scales[p] + g * halves + kPanel).v;
         }
 #pragma GCC unroll 8
@@ -80,7 +83,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
                 }
             }
         }
-    }
+    });
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) {
             const Vec sum{sums[r][p]};
@@ -156,15 +159,17 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
     const int64_t groups = num_groups(weights.in_features);
     const uint8_t *codes = block.panel_at(block.panel + panel);
     const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
+    const int64_t next_panel = panel_bytes(weights.format, kMin, weights.in_features) / 2;
     x += pass.row * groups;
-    const Ahead ahead(block, block.panel + panel, 1, pass, groups, group_bytes(weights.format));
+    const Ahead<1> ahead(block, block.panel + panel, pass, groups, group_bytes(weights.format));
     Vec sums[kRows][kPanelVecs];
     for (auto &sum : sums) std::fill_n(sum, kPanelVecs, set1(0.0f));
-    for (int64_t g = 0; g < groups; ++g) {
+    for_steps(ahead, groups, [&](int64_t g, const Ahead<1> &ahead) {
         __m256i dots[kRows][2];
         ahead.ask_lines(g);
         dot_group<kRows, kNibbles>(codes + g * group_bytes(weights.format), x + g, groups, dots);
         const half_t *group_scales = scales + g * group_halves(kMin);
+        __builtin_prefetch(group_scales + next_panel);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
             const Vec scale = load_half(group_scales + half * Vec::kLanes);
@@ -179,7 +184,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
                 }
             }
         }
-    }
+    });
     for (int r = 0; r < kRows; ++r) block.write(pass.row + r, panel, sums[r]);
 }
 
@@ -244,7 +249,7 @@ void multiply_panels(const Block &block, const Input &input, int panel) {
 template <bool kNibbles, bool kMin>
 void multiply_form(const Block &block, const Input &input) {
     int panel = 0;
-    if (block.rows > kFewRows) {
+    if (block.rows <= kTileRows || block.rows > kFewRows) {
         for (; panel + kTilePanels <= block.panels; panel += kTilePanels) {
             multiply_panels<kTileRows, kTilePanels, kNibbles, kMin>(block, input, panel);
         }
