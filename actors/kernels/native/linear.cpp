@@ -17,7 +17,8 @@ int64_t num_units(const wr_weights &part) { return (num_panels(part.out_features
 
 template <typename F>
 void for_rows(int64_t rows, int64_t in_features, F &&body) {
-    parallel_for(rows, grain_for(rows, std::max<int64_t>(1, kAloneValues / std::max<int64_t>(in_features, 1)), 2), body);
+    const int64_t least = std::max<int64_t>(1, kAloneValues / std::max<int64_t>(in_features, 1));
+    parallel_for(rows, grain_for(rows, least, 2), body);
 }
 
 Input prepare(const wr_weights *parts, int32_t num_parts, const float *x, int64_t stride, int64_t rows) {
@@ -80,7 +81,8 @@ extern "C" void wr_linear(const wr_weights *parts, int32_t num_parts, const floa
             }
             const int64_t panel = unit * kUnit;
             const int panels = static_cast<int>(std::min<int64_t>(kUnit, num_panels(part->out_features) - panel));
-            multiply({part, panel, panels, row, std::min(block_rows, rows - row), out, y_stride, accumulate != 0}, input);
+            const int64_t height = std::min(block_rows, rows - row);
+            multiply({part, panel, panels, row, height, out, y_stride, accumulate != 0}, input);
         }
     });
 }

@@ -1,13 +1,13 @@
 // What the files of the packed linears share: the layout of the panels, the forms that an input takes, and the kernels.
 //
-// A weight is cut into panels of 16 output features, the last one filled up with zeros, so that a vector register (or two,
-// or four) holds what one input feature contributes to a panel. Within a panel:
+// A weight is cut into panels of 16 output features, the last one filled up with zeros, so that a vector register (or
+// two, or four) holds what one input feature contributes to a panel. Within a panel:
 //   F32, F16  16 values for each input feature
 //   BF16      16 pairs for each two input features, the first feature in the lower half; odd counts end with zeros
 //   Q8, Q4    the codes of all groups, then for each group 16 float16 scales and, with has_min, 16 float16 minima.
-//             Codes are unsigned: w = scale * code + minimum, and without minima w = scale * (code - zero), zero being 128
-//             for Q8 and 8 for Q4. A quad is 4 input features of 16 outputs, output after output. Q8: the 8 quads of a
-//             group; Q4: 4 times 64 bytes with quad q in the low and quad q + 4 in the high halves.
+//             Codes are unsigned: w = scale * code + minimum, and without minima w = scale * (code - zero), zero being
+//             128 for Q8 and 8 for Q4. A quad is 4 input features of 16 outputs, output after output. Q8: the 8 quads
+//             of a group; Q4: 4 times 64 bytes with quad q in the low and quad q + 4 in the high halves.
 #pragma once
 
 #include <algorithm>

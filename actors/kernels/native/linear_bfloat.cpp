@@ -120,7 +120,9 @@ void multiply_panels(const Block &block, const Input &input, int panel) {
         static_cast<const uint8_t *>(input.rounded) + block.row * rounded_row_bytes(block.weights->in_features);
     for_tiles<kTileRows>(block.rows, [&](auto height, Pass pass) {
 #if WR_HAS_DOT
-        if (has_dot()) return multiply_dot<height(), kPanels>(block, reinterpret_cast<const uint32_t *>(x), panel, pass);
+        if (has_dot()) {
+            return multiply_dot<height(), kPanels>(block, reinterpret_cast<const uint32_t *>(x), panel, pass);
+        }
 #endif
         multiply_wide<height(), kPanels>(block, reinterpret_cast<const float *>(x), panel, pass);
     });

@@ -6,8 +6,8 @@
 namespace wr {
 namespace {
 
-// Rows of a tile, as many as leave the sums in registers: 12 x 2 panels of the 32 registers of AVX-512, 6 x 1 panel of the
-// 16 of AVX2.
+// Rows of a tile, as many as leave the sums in registers: 12 x 2 panels in the 32 registers of AVX-512, 6 x 1 panel in
+// the 16 of AVX2.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12, kTilePanels = 2;
 #elif defined(__AVX2__)
@@ -35,7 +35,7 @@ void multiply_tile(const Block &block, const Input &input, int panel, Pass pass)
         Vec w[kVecs];
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; ++v) {
-            w[v] = load_weights(weights + v / kPanelVecs * in_features * kPanel + v % kPanelVecs * Vec::kLanes + k * kPanel);
+            w[v] = load_weights(weights + (v / kPanelVecs * in_features + k) * kPanel + v % kPanelVecs * Vec::kLanes);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {

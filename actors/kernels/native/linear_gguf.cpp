@@ -1,4 +1,5 @@
-// GGUF blocks to panels, without requantising: codes move, scales stay (those of Q4_K are products, rounded to float16).
+// GGUF blocks to panels, without requantising: codes move, scales stay (those of Q4_K are products, rounded to
+// float16).
 #include <cstring>
 
 #include "linear.h"
@@ -31,8 +32,8 @@ void read_halves(const uint8_t *bytes, uint8_t *codes) {
     }
 }
 
-// A super-block of 256: scale and minimum (float16), 8 times a 6-bit scale and minimum in 12 bytes, then 4 times 32 bytes
-// whose low halves are one group and whose high halves are the next.
+// A super-block of 256: scale and minimum (float16), 8 times a 6-bit scale and minimum in 12 bytes, then 4 times 32
+// bytes whose low halves are one group and whose high halves are the next.
 Group read_q4_k(const uint8_t *block, int64_t index) {
     const uint8_t *packed = block + 4;
     int scale, minimum;
@@ -91,9 +92,8 @@ extern "C" int32_t wr_pack_gguf(const void *blocks, int32_t ggml_type, int64_t o
             for (int64_t g = 0; g < num_groups(in_features); ++g) {
                 for (int n = 0; n < kPanel; ++n) {
                     const int64_t row = panel * kPanel + n;
-                    const Group group = row < out_features
-                                            ? read_group(static_cast<const uint8_t *>(blocks) + row * row_size, ggml_type, g)
-                                            : Group{};
+                    const uint8_t *from = static_cast<const uint8_t *>(blocks) + row * row_size;
+                    const Group group = row < out_features ? read_group(from, ggml_type, g) : Group{};
                     store_group(to + g * group_bytes(format), format, n, group.codes);
                     half_t *at = scales + g * group_halves(has_min) + n;
                     at[0] = group.scale;

@@ -39,8 +39,8 @@ int code_of(float value, float scale, int zero, int last) {
     return static_cast<int>(std::clamp(std::nearbyint(value / scale) + zero, 0.0f, static_cast<float>(last)));
 }
 
-// The scale for a group of values. 8 bits: the largest magnitude becomes 127. 4 bits: of a few scales around the one that
-// makes the largest value -8, that with the least squared error.
+// The scale for a group of values. 8 bits: the largest magnitude becomes 127. 4 bits: of a few scales around the one
+// that makes the largest value -8, that with the least squared error.
 float best_scale(const float *values, int32_t format) {
     float most = 0.0f;
     for (int k = 0; k < kGroup; ++k) {

@@ -1,5 +1,5 @@
-// Linears over 8-bit and 4-bit panels. The input is quantised to 8 bits per row and group of 32, so that a group's part of
-// a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)).
+// Linears over 8-bit and 4-bit panels. The input is quantised to 8 bits per row and group of 32, so that a group's part
+// of a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)).
 #include <cmath>
 #include <cstring>
 
@@ -10,8 +10,8 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-// A group's codes stay in registers (8 per panel) while the rows of a tile pass by. Two panels share what is read of the
-// input and leave room for the sums of 4 rows; up to 12 rows are better off with one panel and a single pass over it.
+// A group's codes stay in registers (8 per panel) while the rows of a tile pass by. Two panels share what is read of
+// the input and leave room for the sums of 4 rows; 5 to 12 rows are better off with one panel and a single pass.
 constexpr int kFewRows = 12, kTileRows = 4, kTilePanels = 2;
 
 template <bool kNibbles>
@@ -41,7 +41,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
         codes[p] = block.panel_at(block.panel + panel + p);
         scales[p] = panel_scales(codes[p], weights.format, weights.in_features);
     }
-    // In halves: from a panel's scales to those of the panel that comes after this tile's.
+    // In halves: from a panel's scales to those of the panel that comes after the tile's.
     const int64_t next_panel = kPanels * panel_bytes(weights.format, kMin, weights.in_features) / 2;
     x += pass.row * groups;
     const Ahead<kPanels> ahead(block, block.panel + panel, pass, groups, bytes);
@@ -259,7 +259,8 @@ void multiply_form(const Block &block, const Input &input) {
 
 }  // namespace
 
-void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features, InputGroup *groups) {
+void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features,
+                   InputGroup *groups) {
     constexpr int kVecs = kGroup / Vec::kLanes;
     // Groups without a larger value than this count as zero: the inverse of their scale would overflow.
     constexpr float kLeast = 1e-36f;
