@@ -15,12 +15,14 @@ from ...cluster.model_spec import ModelSpec, RopeSpec
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..attention.native_backend import NativeAttention
+from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from .attention import PAGE_FORMATS
 from .library import native
 from .linear import NativeLinear
 from .structs import DecoderStruct, KvCacheStruct, LayerStruct, StepStruct
+from .tuning import ChoosingLinear, LinearChoice
 
 if TYPE_CHECKING:
     from ..models.decoder import DecoderLayer
@@ -51,6 +53,8 @@ class FusedStep:
         self._layers = layers
         self._rotary = tuple(rotary.values())
         self._ropes = {rope: index for index, rope in enumerate(rotary)}
+        first = layers[0].attention.qkv
+        self._choice = first.choice if isinstance(first, ChoosingLinear) else LinearChoice()
         self._bound: _Bound | None = None
 
     @classmethod
@@ -61,12 +65,16 @@ class FusedStep:
         is_native = all(
             isinstance(layer.attention.backend, NativeAttention)
             and all(
-                isinstance(linear, NativeLinear)
+                _own(linear) is not None
                 for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
             )
             for layer in layers
         )
         return cls(spec, layers, rotary) if is_native and len({rope.rotary_dim for rope in rotary}) == 1 else None
+
+    def suits(self, rows: int) -> bool:
+        """Whether it is the fastest way for a batch of so many tokens."""
+        return self._choice.is_own(rows)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]
@@ -135,9 +143,16 @@ def _weight(norm: RMSNorm | None) -> int | None:
     return None if norm is None else norm.weight.data_ptr()
 
 
-def _parts(linear: object) -> tuple[int, int]:
-    assert isinstance(linear, NativeLinear)
-    return ctypes.addressof(linear.struct), len(linear.parts)
+def _own(linear: Linear) -> NativeLinear | None:
+    if isinstance(linear, ChoosingLinear):
+        return linear.own
+    return linear if isinstance(linear, NativeLinear) else None
+
+
+def _parts(linear: Linear) -> tuple[int, int]:
+    own = _own(linear)
+    assert own is not None
+    return ctypes.addressof(own.struct), len(own.parts)
 
 
 def _cache(spec: ModelSpec, kv: KvMemory, slot: int) -> KvCacheStruct:

@@ -23,6 +23,7 @@ class NativeLibrary:
         self.name = name
         """Instructions it is compiled for."""
         self.functions: Any = ctypes.CDLL(path)
+        self.set_num_threads(_default_threads())
 
     def set_num_threads(self, num_threads: int) -> None:
         """Threads of every kernel of this process, the calling one included. Not while a kernel runs."""
@@ -59,6 +60,14 @@ def runnable() -> list[NativeLibrary]:
     best = _best()
     names = () if best is None else _NAMES[_NAMES.index(best) :]
     return [NativeLibrary(name, path) for name in names if (path := _path(name)) is not None]
+
+
+def _default_threads() -> int:
+    """As torch's: OMP_NUM_THREADS, or the cores that this process may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _best() -> str | None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ..layers.linear import Linear, LinearMethod, PackedHalfMethod
+from ..layers.linear import Linear, PackedHalfMethod
 from .library import native
-from .linear import NativeMethod, WeightFormat
+from .linear import NativeLinear, NativeMethod, WeightFormat
 
 ROWS = (1, 8, 32, 256)
 """Rows that stand for their class."""
@@ -48,30 +48,14 @@ class LinearChoice:
 class ChoosingLinear(Linear):
     """One weight packed for two kernels, where each is clearly faster for some row counts."""
 
-    def __init__(self, own: Linear, other: Linear, choice: LinearChoice) -> None:
-        self._own = own
+    def __init__(self, own: NativeLinear, other: Linear, choice: LinearChoice) -> None:
+        self.own = own
+        self.choice = choice
         self._other = other
-        self._choice = choice
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear.apply``."""
-        return (self._own if self._choice.is_own(x.shape[0]) else self._other).apply(x)
-
-
-@dataclass(frozen=True, slots=True)
-class ChoosingMethod(LinearMethod):
-    """float16 weights for the kernels that a choice names, and only for those."""
-
-    choice: LinearChoice
-
-    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """See ``LinearMethod.prepare``."""
-        own, other = NativeMethod(WeightFormat.F16), PackedHalfMethod()
-        if all(self.choice.own):
-            return own.prepare(weight, bias)
-        if not any(self.choice.own):
-            return other.prepare(weight, bias)
-        return ChoosingLinear(own.prepare(weight, bias), other.prepare(weight, bias), self.choice)
+        return (self.own if self.choice.is_own(x.shape[0]) else self._other).apply(x)
 
 
 def choose_linears(shapes: Sequence[tuple[int, int]], folder: Path) -> LinearChoice:

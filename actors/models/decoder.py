@@ -86,7 +86,7 @@ class Decoder:
         ``metadata`` has one entry per KV group; the keys and values of the T tokens are stored in ``kv``.
         """
         x = self.embedding(token_ids)
-        if self._fused is not None:
+        if self._fused is not None and self._fused.suits(len(token_ids)):
             return self.norm(self._fused(x, positions, kv, metadata))
         angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}
         for index, layer in enumerate(self.layers):

@@ -43,24 +43,27 @@ def load_model(
     source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path)
     weights = Weights(source, wanted_tensors(spec), progress)
     if device.type == "cpu" and _native_linears():
-        from .packed_cache import load_packed  # needs the native library
+        from .chosen_linears import choose  # these need the native library
+        from .packed_cache import load_packed
         from .packing import Packing
 
         packing = Packing.of(source, spec, quantization, _DTYPES.get(dtype))
-        return _decoder(spec, weights, load_packed(weights, spec, packing), torch.float32, device)
+        packed = load_packed(weights, spec, packing)
+        linears = choose(packed) if packing.name == "float16" else packed
+        return _decoder(spec, weights, linears, torch.float32, device)
     if quantization == "int8":
         here = "a GPU" if device.type == "cuda" else cpu_kernels()
         raise ConfigError(
             f"quantization: {quantization} needs a CPU with native kernels; this is {here}", param="quantization"
         )
     chosen = source.dtype if dtype == "auto" else _DTYPES[dtype]
-    packed = device.type == "cpu" and (dtype == "auto" or chosen == torch.float16)
-    activations = torch.float32 if packed else chosen
+    halves = device.type == "cpu" and (dtype == "auto" or chosen == torch.float16)
+    activations = torch.float32 if halves else chosen
     method: LinearMethod = DenseMethod(activations, device)
-    if packed and PackedHalfMethod.is_available():
+    if halves and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
-    linears = TorchLinears(spec, weights, method, torch.float16 if packed else chosen, device)
-    return _decoder(spec, weights, linears, activations, device)
+    torch_linears = TorchLinears(spec, weights, method, torch.float16 if halves else chosen, device)
+    return _decoder(spec, weights, torch_linears, activations, device)
 
 
 def _native_linears() -> bool:

@@ -50,7 +50,10 @@ def test_unknown_command(capsys):
         (["serve"], "warmroot serve: model: missing; name a folder, GGUF file, hub id or smollm2\n"),
         (["serve", "x", "--max-num-seqs", "0"], "--max-num-seqs: should be greater than or equal to 1, not 0\n"),
         (["serve", "x", "--config", "none.yaml"], "warmroot serve: none.yaml: No such file or directory\n"),
-        (["bench", "engin"], "warmroot bench: 'engin' is not one of engine, curves, overhead, routing; did you mean engine?\n"),
+        (
+            ["bench", "engin"],
+            "warmroot bench: 'engin' is not one of engine, curves, overhead, routing; did you mean engine?\n",
+        ),
     ],
 )
 def test_user_errors_are_one_line_and_code_2(argv, message, capsys):

@@ -42,6 +42,6 @@ def facts(settings: dict[str, Any], runner: ModelRunner) -> dict[str, Any]:
         "weights": runner.decoder.weights_format,
         "attention": runner.decoder.backend.name,
         "kv_dtype": str(runner.kv_dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
+        "threads": settings["threads"],
         "num_kv_blocks": runner.num_blocks,
     }
