@@ -2,11 +2,14 @@
 
 At one row a layer takes microseconds, and asking for its ten operations from Python takes longer than computing them.
 The layers' own objects stay what they are: this only hands their weights to ``native/step.cpp`` together.
+
+Ranks that share the layers take their sums in there too where the group is in shared memory; otherwise the call comes
+back for every sum, which then is what takes the time.
 """
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_void_p
+from ctypes import POINTER, byref, c_int32, c_void_p
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,6 +21,8 @@ from ..attention.native_backend import NativeAttention
 from ..layers.linear import Linear
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
+from ..parallel.collectives import Collectives
+from ..parallel.shared_memory import SharedMemoryGroup
 from .attention import PAGE_FORMATS
 from .library import native
 from .linear import NativeLinear
@@ -42,26 +47,39 @@ class FusedStep:
     """Runs all layers over a batch. Made by ``of``; not thread-safe."""
 
     def __init__(
-        self, spec: ModelSpec, layers: Sequence["DecoderLayer"], rotary: Mapping[RopeSpec, RotaryEmbedding]
+        self,
+        spec: ModelSpec,
+        layers: Sequence["DecoderLayer"],
+        rotary: Mapping[RopeSpec, RotaryEmbedding],
+        group: Collectives,
     ) -> None:
         library = native()
         assert library is not None
         self._forward = library.functions.wr_decoder_forward
-        self._forward.argtypes = (POINTER(DecoderStruct), POINTER(StepStruct), c_void_p)
-        self._forward.restype = None
+        self._forward.argtypes = (POINTER(DecoderStruct), POINTER(StepStruct), c_void_p, c_int32, c_int32, c_void_p)
+        self._forward.restype = c_int32
         self._spec = spec
         self._layers = layers
         self._rotary = tuple(rotary.values())
         self._ropes = {rope: index for index, rope in enumerate(rotary)}
+        self._group = group
         first = layers[0].attention.qkv
         self._choice = first.choice if isinstance(first, ChoosingLinear) else LinearChoice()
         self._bound: _Bound | None = None
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, layers: Sequence["DecoderLayer"], rotary: Mapping[RopeSpec, RotaryEmbedding]
+        cls,
+        spec: ModelSpec,
+        layers: Sequence["DecoderLayer"],
+        rotary: Mapping[RopeSpec, RotaryEmbedding],
+        group: Collectives,
     ) -> "FusedStep | None":
-        """For layers whose every part is native; None for others."""
+        """For layers whose every part is native; None for others.
+
+        ``group`` are the ranks that have the layers' other parts. What an output norm reads is summed in there or not
+        at all, so families with such norms need a group of one or in shared memory.
+        """
         is_native = all(
             isinstance(layer.attention.backend, NativeAttention)
             and all(
@@ -70,7 +88,9 @@ class FusedStep:
             )
             for layer in layers
         )
-        return cls(spec, layers, rotary) if is_native and len({rope.rotary_dim for rope in rotary}) == 1 else None
+        can_sum = group.size == 1 or isinstance(group, SharedMemoryGroup) or not spec.sandwich_norms
+        has_one_size = len({rope.rotary_dim for rope in rotary}) == 1
+        return cls(spec, layers, rotary, group) if is_native and can_sum and has_one_size else None
 
     def suits(self, rows: int) -> bool:
         """Whether it is the fastest way for a batch of so many tokens."""
@@ -95,9 +115,27 @@ class FusedStep:
             sin=_pointers([sin.data_ptr() for _, sin in angles]),
             plans=_pointers([plan.handle for plan in plans]),
             slots=_pointers([entry.slot_mapping.data_ptr() for entry in metadata]),
+            adds_residual=int(self._group.rank == 0),
         )
-        self._forward(byref(self._bound.decoder), byref(step), x.data_ptr())
+        self._run(self._bound, step, x)
         return x
+
+    def _run(self, bound: _Bound, step: StepStruct, x: torch.Tensor) -> None:
+        halves, group = 2 * len(self._layers), self._group
+        peer = c_int32()
+
+        def run(first: int, end: int) -> int:
+            return self._forward(byref(bound.decoder), byref(step), x.data_ptr(), first, end, byref(peer))
+
+        if group.size == 1:
+            run(0, halves)
+        elif isinstance(group, SharedMemoryGroup):
+            step.group = group.open_handle()
+            group.settle(run(0, halves), peer, halves, x.nbytes)
+        else:
+            for half in range(halves):
+                run(half, half + 1)
+                group.all_reduce(x)
 
     def _bind(self, kv: KvMemory) -> _Bound:
         spec = self._spec

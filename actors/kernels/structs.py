@@ -60,4 +60,6 @@ class StepStruct(ctypes.Structure):
         ("sin", POINTER(c_void_p)),
         ("plans", POINTER(c_void_p)),
         ("slots", POINTER(c_void_p)),
+        ("group", c_void_p),
+        ("adds_residual", c_int32),
     ]

@@ -5,22 +5,28 @@ from dataclasses import dataclass
 import torch
 
 from ...cluster.model_spec import ModelSpec, RopeSpec
+from ...cluster.model_tensors import FINAL_NORM
 from ..attention.interface import AttentionBackend, AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
-from ..layers.embedding import Embedding
+from ..layers.embedding import Embedding, LogitGather
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
+from ..parallel.collectives import Collectives
+from ..parallel.shard import Shard
 from .linears import Linears
-from .tensors import FINAL_NORM, OUTPUT, layer_prefix
+from .tensors import OUTPUT, layer_prefix, rank_spec
 from .weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and MLP with residual connections; the output norms are Gemma's."""
+    """Attention and MLP with residual connections; the output norms are Gemma's.
+
+    Ranks of a tensor-parallel ``group`` have parts of both; the sum of what they add is taken once after each.
+    """
 
     attention_norm: RMSNorm
     attention: SelfAttention
@@ -29,6 +35,7 @@ class DecoderLayer:
     mlp: GatedMLP
     mlp_output_norm: RMSNorm | None
     rope: RopeSpec
+    group: Collectives
 
     def __call__(
         self,
@@ -38,20 +45,30 @@ class DecoderLayer:
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden], in place."""
-        mixed = self.attention(self.attention_norm(x), angles, k_cache, v_cache, metadata)
-        x += mixed if self.attention_output_norm is None else self.attention_output_norm(mixed)
-        fed = self.mlp(self.mlp_norm(x))
-        x += fed if self.mlp_output_norm is None else self.mlp_output_norm(fed)
+        """[T, hidden] -> [T, hidden]; x is overwritten."""
+        attended = self.attention(self.attention_norm(x), angles, k_cache, v_cache, metadata)
+        x = self._add(x, attended, self.attention_output_norm)
+        return self._add(x, self.mlp(self.mlp_norm(x)), self.mlp_output_norm)
+
+    def _add(self, x: torch.Tensor, part: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        if norm is not None:
+            self.group.all_reduce(part)
+            return x.add_(norm(part))
+        # The sum has the residual once: in the first rank's part.
+        x = x.add_(part) if self.group.rank == 0 else part
+        self.group.all_reduce(x)
         return x
 
 
 class Decoder:
-    """A loaded model. ``dtype`` is that of activations; ``linears`` say in what form the weights are."""
+    """A loaded model, or a rank's share of it. ``dtype`` is that of activations.
+
+    ``spec`` is the model as the rank computes it: only its layers, and of those its heads and MLP columns.
+    """
 
     def __init__(
         self,
-        spec: ModelSpec,
+        shard: Shard,
         weights: Weights,
         linears: Linears,
         backend: AttentionBackend,
@@ -59,51 +76,78 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        own, group = shard.own, shard.groups.tp
+        spec = rank_spec(own)
         self.spec = spec
+        self.own = own
         self.dtype = dtype
         self.device = device
         self.backend = backend
         self.weights_format = linears.format
         self.table_dtype = linears.table.dtype
-        self.embedding = Embedding(linears.table, spec.embedding_scale, dtype)
-        builder = _LayerBuilder(spec, weights, linears, backend, device)
+        self.embedding = Embedding(linears.table, spec.embedding_scale, dtype, group, own.cuts["vocab"].start)
+        builder = _LayerBuilder(shard, spec, weights, linears, backend, device)
         self.layers = [builder.layer(index) for index in range(spec.num_layers)]
         self.rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self.layers}}
-        self.norm = builder.norm(FINAL_NORM)
-        self.head = linears.linear(OUTPUT)
-        self._fused = FusedStep.of(spec, self.layers, self.rotary)
+        self.norm = builder.norm(FINAL_NORM) if own.has_head else None
+        self.head = linears.linear(OUTPUT) if own.has_head else None
+        self._join = LogitGather(spec.vocab_size, group)
+        self._fused = FusedStep.of(spec, self.layers, self.rotary, group)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads that the rank caches."""
+        return self.spec.num_kv_heads
 
     @torch.inference_mode()
     def forward(
         self,
-        token_ids: torch.Tensor,
+        token_ids: torch.Tensor | None,
         positions: torch.Tensor,
         kv: KvMemory,
         metadata: tuple[AttentionMetadata, ...],
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Token ids and positions [T] int64 -> hidden states [T, hidden] after the final norm.
+        """Token ids and positions [T] int64 -> hidden states [T, hidden], after the final norm in the last stage.
 
+        Later stages take the ``hidden`` states of the stage before, and overwrite them, instead of token ids.
         ``metadata`` has one entry per KV group; the keys and values of the T tokens are stored in ``kv``.
         """
-        x = self.embedding(token_ids)
-        if self._fused is not None and self._fused.suits(len(token_ids)):
-            return self.norm(self._fused(x, positions, kv, metadata))
+        if hidden is None:
+            if token_ids is None:
+                raise ValueError("forward takes token ids or hidden states")
+            hidden = self.embedding(token_ids)
+        x = self._run(hidden, positions, kv, metadata)
+        return x if self.norm is None else self.norm(x)
+
+    def _run(
+        self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]
+    ) -> torch.Tensor:
+        """All layers; x is overwritten."""
+        if self._fused is not None and self._fused.suits(x.shape[0]):
+            return self._fused(x, positions, kv, metadata)
         angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}
         for index, layer in enumerate(self.layers):
             group, slot = kv.layout.place(index)
             x = layer(x, angles[layer.rope], kv.keys[slot], kv.values[slot], metadata[group])
-        return self.norm(x)
+        return x
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, hidden] -> logits [R, vocab] float32."""
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Hidden states [R, hidden] -> logits [R, vocab] float32 on the rank that samples, None on others of its group.
+
+        All ranks of the last stage's group call it. Raises ValueError in other stages.
+        """
+        if self.head is None:
+            raise ValueError("only the last stage has logits")
         logits = self.head.apply(hidden).float()
         softcap = self.spec.logit_softcap
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+        return self._join(logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap))
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerBuilder:
+    shard: Shard
     spec: ModelSpec
     weights: Weights
     linears: Linears
@@ -111,7 +155,8 @@ class _LayerBuilder:
     device: torch.device
 
     def layer(self, index: int) -> DecoderLayer:
-        spec, prefix = self.spec, layer_prefix(index)
+        """By its place among the rank's layers."""
+        spec, prefix = self.spec, layer_prefix(self.shard.own.layers[index])
         sandwich = spec.sandwich_norms
         after_attention = self.norm(prefix + "post_attention_layernorm.weight")
         return DecoderLayer(
@@ -122,6 +167,7 @@ class _LayerBuilder:
             mlp=self._mlp(prefix + "mlp."),
             mlp_output_norm=self.norm(prefix + "post_feedforward_layernorm.weight") if sandwich else None,
             rope=spec.rope if spec.layer_windows[index] is None else spec.rope_sliding or spec.rope,
+            group=self.shard.groups.tp,
         )
 
     def norm(self, name: str) -> RMSNorm:

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.errors import ModelLoadError
 from ...router.gguf_metadata import read_gguf_header
-from .tensors import Shape
+from .tensors import Part, Shape, slices
 
 _READABLE = (
     Storage.F32,
@@ -82,11 +82,11 @@ class GgufSource:
         tensor = self._tensors.get(self._stored(name))
         return None if tensor is None else tensor.shape
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See ``WeightSource.read``."""
         self.block_type(name)
         stored = self._stored(name)
-        return self._in_our_order(torch.from_numpy(self._values(stored)), stored)
+        return self._in_our_order(torch.from_numpy(self._values(stored, part)), stored)
 
     def block_type(self, name: str) -> int | None:
         """See ``WeightSource.block_type``. Raises ModelLoadError for a format that cannot be read."""
@@ -98,24 +98,39 @@ class GgufSource:
             )
         return None if storage in _FLOATS else storage
 
-    def read_blocks(self, name: str) -> torch.Tensor:
+    def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """See ``WeightSource.read_blocks``."""
         stored = self._stored(name)
-        return self._in_our_order(torch.from_numpy(self._bytes(stored).copy()), stored)
+        blocks = self._bytes(stored, part or self._whole(stored))
+        return None if blocks is None else self._in_our_order(torch.from_numpy(blocks.copy()), stored)
 
-    def _values(self, stored: str) -> numpy.ndarray:
-        """A tensor's values as floats, writable."""
-        storage = Storage(self._tensors[stored].storage)
-        return numpy.require(gguf.dequantize(self._bytes(stored), storage), requirements="W")
+    def _values(self, stored: str, part: Part | None) -> numpy.ndarray:
+        """Values of a part as floats, writable."""
+        whole, storage = self._whole(stored), Storage(self._tensors[stored].storage)
+        part = part or whole
+        data, inner = self._bytes(stored, part), ()
+        if data is None:
+            data, inner = self._bytes(stored, (*part[:-1], whole[-1])), slices(part[-1:])
+        values = gguf.dequantize(numpy.ascontiguousarray(data), storage)
+        return numpy.require(values[(..., *inner)], requirements="CW")
 
-    def _bytes(self, stored: str) -> numpy.ndarray:
-        """[..., bytes of a row] uint8, a view of the file."""
+    def _bytes(self, stored: str, part: Part) -> numpy.ndarray | None:
+        """[..., bytes of a row] uint8, a view of the file; None if the part tears blocks."""
         tensor = self._tensors[stored]
-        rows = gguf.quant_shape_to_byte_shape(tensor.shape, Storage(tensor.storage))
+        storage = Storage(tensor.storage)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[storage]
+        rows = gguf.quant_shape_to_byte_shape(tensor.shape, storage)
         data = self._data[tensor.offset : tensor.offset + math.prod(rows)]
         if data.size != math.prod(rows):
             raise ModelLoadError(f"{self._path}: ends inside the tensor {stored}")
-        return data.reshape(rows)
+        columns = part[-1]
+        if columns.start % block or columns.stop % block:
+            return None
+        inner = slice(columns.start // block * block_bytes, columns.stop // block * block_bytes)
+        return data.reshape(rows)[(*slices(part[:-1]), inner)]
+
+    def _whole(self, stored: str) -> Part:
+        return tuple(map(range, self._tensors[stored].shape))
 
     def _in_our_order(self, weight: torch.Tensor, stored: str) -> torch.Tensor:
         """Rows of a head as halves: the converter of llama files interleaves them for ggml's rotary kernel."""
@@ -125,7 +140,8 @@ class GgufSource:
         heads = self._field("llama.attention.head_count")
         if not is_query:
             heads = self._field("llama.attention.head_count_kv", heads)
-        return weight.unflatten(0, (int(heads), -1, 2)).transpose(1, 2).flatten(0, 2)
+        half = self._tensors[stored].shape[0] // int(heads) // 2  # a part has whole heads, but not all of them
+        return weight.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
 
     def _field(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(key, default)

@@ -5,9 +5,10 @@ from typing import Protocol
 
 import torch
 
-from ...cluster.model_spec import ModelSpec
+from ...cluster.model_tensors import EMBEDDING
+from ...cluster.parallel_layout import RankLayout
 from ..layers.linear import Linear, LinearMethod
-from .tensors import EMBEDDING, OUTPUT, fused_linears
+from .tensors import OUTPUT, fused_linears
 from .weights import Weights
 
 
@@ -21,7 +22,7 @@ class Linears(Protocol):
 
     @property
     def table(self) -> torch.Tensor:
-        """Embedding [vocab, hidden]."""
+        """Embedding [rank's part of the vocabulary, hidden]; no rows where there is no embedding."""
         ...
 
     def linear(self, name: str) -> Linear:
@@ -33,13 +34,13 @@ class TorchLinears:
     """Dequantised weights in the method's dtype, multiplied by torch."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, method: LinearMethod, table_dtype: torch.dtype, device: torch.device
+        self, own: RankLayout, weights: Weights, method: LinearMethod, table_dtype: torch.dtype, device: torch.device
     ) -> None:
         self._weights = weights
         self._method = method
-        self._modules = fused_linears(spec)
-        self._tied = spec.tie_embeddings
-        self.table = weights.take(EMBEDDING).to(device, table_dtype)
+        self._modules = fused_linears(own)
+        self._ties = own.has_embedding and own.spec.tie_embeddings
+        self.table = take_table(weights, own).to(device, table_dtype)
 
     @property
     def format(self) -> str:
@@ -48,7 +49,7 @@ class TorchLinears:
 
     def linear(self, name: str) -> Linear:
         """See ``Linears.linear``."""
-        if name == OUTPUT and self._tied:
+        if name == OUTPUT and self._ties:
             return self._method.prepare(self.table, None)
         modules = self._modules[name]
         weight = _stack([self._weights.take(module + ".weight") for module in modules])
@@ -56,6 +57,11 @@ class TorchLinears:
         return self._method.prepare(
             weight, _stack([b for b in biases if b is not None]) if biases[0] is not None else None
         )
+
+
+def take_table(weights: Weights, own: RankLayout) -> torch.Tensor:
+    """The embedding as ``Linears.table`` wants it, in the dtype in which it is stored."""
+    return weights.take(EMBEDDING) if own.has_embedding else torch.empty(0, own.spec.hidden_size)
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,17 +6,18 @@ from typing import Literal
 import torch
 
 from ...cluster.errors import ConfigError
-from ...cluster.model_spec import ModelSpec
+from ...cluster.parallel_layout import RankLayout
 from ..attention import make_backend
 from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
+from ..parallel.shard import Shard
 from .available import cpu_kernels
 from .decoder import Decoder
 from .gguf_source import GgufSource
 from .linears import Linears, TorchLinears
 from .safetensors_source import SafetensorsSource
 from .spec import is_gguf, read_spec
-from .tensors import wanted_tensors
+from .tensors import wanted_parts, wanted_shapes
 from .weights import Progress, Weights, WeightSource
 
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
@@ -25,9 +26,15 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def load_model(
-    path: Path, *, dtype: str, device: torch.device, quantization: str = "auto", progress: Progress | None = None
+    path: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    quantization: str = "auto",
+    progress: Progress | None = None,
+    shard: Shard | None = None,
 ) -> Decoder:
-    """Load the weights of a model folder or GGUF file.
+    """Load the weights of a model folder or GGUF file, or only the part that a rank holds.
 
     ``dtype`` is auto, float32, float16 or bfloat16; ``quantization`` auto, none or int8 (see ``ModelConfig``). On a CPU
     activations are float32: always with the native kernels, without them where weights are kept as float16. On CUDA,
@@ -39,39 +46,43 @@ def load_model(
         raise ConfigError(
             f"quantization: {quantization!r} is not one of {', '.join(QUANTIZATIONS)}", param="quantization"
         )
-    spec = read_spec(path)
+    shard = shard or Shard.whole(read_spec(path))
+    own = shard.own
     source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path)
-    weights = Weights(source, wanted_tensors(spec), progress)
+    weights = Weights(source, wanted_shapes(own), progress, wanted_parts(own))
     if device.type == "cpu" and _native_linears():
-        from .chosen_linears import choose  # these need the native library
-        from .packed_cache import load_packed
-        from .packing import Packing
-
-        packing = Packing.of(source, spec, quantization, _DTYPES.get(dtype))
-        packed = load_packed(weights, spec, packing)
-        linears = choose(packed) if packing.name == "float16" else packed
-        return _decoder(spec, weights, linears, torch.float32, device)
-    if quantization == "int8":
+        linears, activations = _packed(own, weights, dtype, quantization), torch.float32
+    elif quantization == "int8":
         here = "a GPU" if device.type == "cuda" else cpu_kernels()
         raise ConfigError(
             f"quantization: {quantization} needs a CPU with native kernels; this is {here}", param="quantization"
         )
-    chosen = source.dtype if dtype == "auto" else _DTYPES[dtype]
+    else:
+        linears, activations = _by_torch(own, weights, dtype, device)
+    return Decoder(shard, weights, linears, make_backend(device, activations), dtype=activations, device=device)
+
+
+def _packed(own: RankLayout, weights: Weights, dtype: str, quantization: str) -> Linears:
+    from .chosen_linears import choose  # these need the native library
+    from .packed_cache import load_packed
+    from .packing import Packing
+
+    packing = Packing.of(weights.source, own.spec, quantization, _DTYPES.get(dtype))
+    packed = load_packed(weights, own, packing)
+    return choose(packed) if packing.name == "float16" else packed
+
+
+def _by_torch(own: RankLayout, weights: Weights, dtype: str, device: torch.device) -> tuple[TorchLinears, torch.dtype]:
+    """The linears and the activations' dtype."""
+    chosen = weights.source.dtype if dtype == "auto" else _DTYPES[dtype]
     halves = device.type == "cpu" and (dtype == "auto" or chosen == torch.float16)
     activations = torch.float32 if halves else chosen
     method: LinearMethod = DenseMethod(activations, device)
     if halves and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
-    torch_linears = TorchLinears(spec, weights, method, torch.float16 if halves else chosen, device)
-    return _decoder(spec, weights, torch_linears, activations, device)
+    return TorchLinears(own, weights, method, torch.float16 if halves else chosen, device), activations
 
 
 def _native_linears() -> bool:
     library = native()
     return library is not None and hasattr(library.functions, "wr_linear")
-
-
-def _decoder(
-    spec: ModelSpec, weights: Weights, linears: Linears, activations: torch.dtype, device: torch.device
-) -> Decoder:
-    return Decoder(spec, weights, linears, make_backend(device, activations), dtype=activations, device=device)

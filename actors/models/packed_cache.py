@@ -1,7 +1,8 @@
 """Packing happens once: packed weights stay in a file that later starts map.
 
-All replicas on a machine map the same file, so its pages are in memory once. Files lie in
-``~/.cache/warmroot/packed`` (XDG_CACHE_HOME and WARMROOT_CACHE_DIR are heeded); any of them may be deleted at any time.
+All replicas on a machine map the same file, so its pages are in memory once; ranks that hold parts of a model have a
+file each. Files lie in ``~/.cache/warmroot/packed`` (XDG_CACHE_HOME and WARMROOT_CACHE_DIR are heeded); any of them may
+be deleted at any time.
 """
 
 import fcntl
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import torch
 
-from ...cluster.model_spec import ModelSpec
+from ...cluster.model_tensors import EMBEDDING
+from ...cluster.parallel_layout import RankLayout
 from ..kernels.linear import WeightFormat, pack
 from .packed_file import map_packed, write_packed
 from .packing import PackedLinears, Packing, pack_linears, pack_table
-from .tensors import EMBEDDING, fused_linears
+from .tensors import fused_linears, wanted_parts, wanted_shapes, wanted_tensors
 from .weights import Weights, WeightSource
 
 VARIABLE = "WARMROOT_CACHE_DIR"
@@ -35,34 +37,34 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warmroot"
 
 
-def load_packed(weights: Weights, spec: ModelSpec, packing: Packing) -> PackedLinears:
+def load_packed(weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:
     """The packed linears of a checkpoint: from the cache, or packed now and kept there if that can be done."""
-    path = _path(weights.source, spec, packing)
-    linears = _open(path) or _pack(path, weights, spec, packing)
+    path = _path(weights.source, own, packing)
+    linears = _open(path) or _pack(path, weights, own, packing)
     weights.skip(EMBEDDING)
-    for modules in fused_linears(spec).values():
+    for modules in fused_linears(own).values():
         for module in modules:
             weights.skip(module + ".weight")
             weights.skip(module + ".bias")
     return linears
 
 
-def _pack(path: Path, weights: Weights, spec: ModelSpec, packing: Packing) -> PackedLinears:
+def _pack(path: Path, weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
-            return _open(path) or _store(path, weights, spec, packing)
+            return _open(path) or _store(path, weights, own, packing)
     except OSError as error:
         logger.warning("packed weights cannot be kept in %s (%s): every start packs them again", path.parent, error)
-        return PackedLinears(packing.name, pack_table(weights, packing), dict(pack_linears(weights, spec, packing)))
+        return PackedLinears(packing.name, pack_table(weights, own, packing), dict(pack_linears(weights, own, packing)))
 
 
-def _store(path: Path, weights: Weights, spec: ModelSpec, packing: Packing) -> PackedLinears:
+def _store(path: Path, weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:
     """Called with the lock held, so the unfinished file is nobody else's."""
     partial = path.with_suffix(".partial")
     try:
         with partial.open("wb") as file:
-            write_packed(file, packing.name, pack_table(weights, packing), pack_linears(weights, spec, packing))
+            write_packed(file, packing.name, pack_table(weights, own, packing), pack_linears(weights, own, packing))
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -91,11 +93,11 @@ def _locked(path: Path) -> Generator[None, None, None]:
         yield
 
 
-def _path(source: WeightSource, spec: ModelSpec, packing: Packing) -> Path:
+def _path(source: WeightSource, own: RankLayout, packing: Packing) -> Path:
     """The name has two parts: which weights in which form, and the state of the files and of the packed layout."""
     files = [file.resolve() for file in source.files]
     stats = [file.stat() for file in files]
-    what = _digest(files, packing, spec, platform.machine())
+    what = _digest(files, packing, own.spec, platform.machine(), *_cut(own))
     state = _digest([(stat.st_size, stat.st_mtime_ns) for stat in stats], _layout_digest())
     return cache_dir() / "packed" / f"{files[0].stem}-{packing.name}-{what}-{state}.bin"
 
@@ -107,6 +109,12 @@ def _drop_superseded(path: Path) -> None:
         if other.stem != path.stem:
             with suppress(OSError):
                 other.unlink()
+
+
+def _cut(own: RankLayout) -> tuple[object, ...]:
+    """What tells ranks' weights apart; nothing for a whole model."""
+    names, parts = sorted(wanted_shapes(own)), sorted(wanted_parts(own).items())
+    return (names, parts) if parts or names != sorted(wanted_tensors(own.spec)) else ()
 
 
 def _digest(*facts: object) -> str:

@@ -9,8 +9,10 @@ import torch
 from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.model_spec import ModelSpec
+from ...cluster.parallel_layout import RankLayout
 from ..kernels.linear import NativeLinear, PackedWeight, WeightFormat, pack, pack_gguf, packable_gguf
-from .tensors import EMBEDDING, fused_linears
+from .linears import take_table
+from .tensors import fused_linears, whole_model
 from .weights import Weights, WeightSource
 
 _FORMATS = {torch.float32: WeightFormat.F32, torch.float16: WeightFormat.F16, torch.bfloat16: WeightFormat.BF16}
@@ -33,7 +35,7 @@ class Packing:
 
     @classmethod
     def of(cls, source: WeightSource, spec: ModelSpec, quantization: str, dtype: torch.dtype | None) -> "Packing":
-        """``dtype`` None is auto: float16, or a quantised checkpoint as it is."""
+        """The same for all ranks of a model. ``dtype`` None is auto: float16, or a quantised checkpoint as it is."""
         chosen = dtype or torch.float16
         floats = _FORMATS[chosen]
         if quantization == "int8":
@@ -58,14 +60,14 @@ class PackedLinears:
         return NativeLinear(self.parts[name])
 
 
-def pack_table(weights: Weights, packing: Packing) -> torch.Tensor:
+def pack_table(weights: Weights, own: RankLayout, packing: Packing) -> torch.Tensor:
     """The embedding, dequantised."""
-    return weights.take(EMBEDDING).to(packing.table_dtype).contiguous()
+    return take_table(weights, own).to(packing.table_dtype).contiguous()
 
 
-def pack_linears(weights: Weights, spec: ModelSpec, packing: Packing) -> Iterator[tuple[str, tuple[PackedWeight, ...]]]:
+def pack_linears(weights: Weights, own: RankLayout, packing: Packing) -> Iterator[tuple[str, tuple[PackedWeight, ...]]]:
     """The linears one by one, in the order of ``fused_linears``."""
-    for name, modules in fused_linears(spec).items():
+    for name, modules in fused_linears(own).items():
         yield name, _pack_linear(weights, packing, modules)
 
 
@@ -84,11 +86,11 @@ def _pack_run(weights: Weights, packing: Packing, block_type: int | None, module
     biases = [bias.float() for module in modules if (bias := weights.take_optional(module + ".bias")) is not None]
     bias = torch.cat(biases) if biases else None
     if block_type is not None and block_type in packing.as_stored:
-        blocks = torch.cat([weights.take_blocks(name) for name in names])
-        shape = weights.source.shape(names[0])
-        packed = None if shape is None else pack_gguf(blocks, block_type, shape[1], bias)
-        if packed is not None:
-            return packed
+        blocks = [found for name in names if (found := weights.take_blocks(name)) is not None]
+        if len(blocks) == len(names):
+            packed = pack_gguf(torch.cat(blocks), block_type, weights.shape(names[0])[1], bias)
+            if packed is not None:
+                return packed
     weight = torch.cat([weights.take(name) for name in names])
     return pack(weight, packing.floats if block_type is None else packing.blocks, bias)
 
@@ -96,6 +98,8 @@ def _pack_run(weights: Weights, packing: Packing, block_type: int | None, module
 def _stored_blocks(source: WeightSource, spec: ModelSpec) -> str:
     """``q4_1+q8_0``: the block formats of the linears, the commonest first; empty where all are floats."""
     kinds = Counter(
-        source.block_type(module + ".weight") for modules in fused_linears(spec).values() for module in modules
+        source.block_type(module + ".weight")
+        for modules in fused_linears(whole_model(spec)).values()
+        for module in modules
     )
     return "+".join(Storage(kind).name.lower() for kind, _ in kinds.most_common() if kind is not None)

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...cluster.errors import ModelLoadError
-from .tensors import Shape
+from .tensors import Part, Shape, slices
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
@@ -48,20 +48,20 @@ class SafetensorsSource:
         stored = self._stored(name)
         return tuple(self._slice(stored).get_shape()) if stored in self._files else None
 
-    def read(self, name: str) -> torch.Tensor:
-        """See ``WeightSource.read``."""
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """See ``WeightSource.read``: of a part no other bytes are read."""
         tensor_slice = self._slice(self._stored(name))
         if tensor_slice.get_dtype() not in _FLOATS:
             raise ModelLoadError(
                 f"{self.where(name)}: tensor {name} is stored as {tensor_slice.get_dtype()}, "
                 f"expected one of {', '.join(_FLOATS)}"
             )
-        return tensor_slice[:]
+        return tensor_slice[:] if part is None else tensor_slice[slices(part)]
 
     def block_type(self, name: str) -> None:
         """See ``WeightSource.block_type``: these files hold plain floats."""
 
-    def read_blocks(self, name: str) -> torch.Tensor:
+    def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """See ``WeightSource.read_blocks``."""
         raise ModelLoadError(f"{self.where(name)}: tensor {name} is not stored in blocks")
 

@@ -1,20 +1,31 @@
-"""Which tensors a decoder wants, by Hugging Face's names."""
+"""Which tensors a decoder wants, by Hugging Face's names, and which part of them a rank holds."""
+
+from dataclasses import replace
 
 from ...cluster.model_spec import ModelSpec
+from ...cluster.model_tensors import EMBEDDING, HEAD, Dims, dim_sizes
+from ...cluster.parallel_layout import ParallelLayout, RankLayout
+from ...cluster.topology import Topology
 
 Shape = tuple[int, ...]
+Part = tuple[range, ...]
+"""A range of each dimension of a tensor."""
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
 OUTPUT = "output"
 """The linear of the logits: the head, or the embedding where they are tied."""
-_FUSED = {
+_ATTENTION = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.o_proj",),
+}
+_MLP = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
 }
+
+
+def slices(part: Part) -> tuple[slice, ...]:
+    """For indexing."""
+    return tuple(slice(extent.start, extent.stop) for extent in part)
 
 
 def layer_prefix(layer: int) -> str:
@@ -22,49 +33,65 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def whole_model(spec: ModelSpec) -> RankLayout:
+    """The only rank of a model that is not cut."""
+    return ParallelLayout.of(spec, Topology()).ranks[0]
+
+
+def rank_spec(own: RankLayout) -> ModelSpec:
+    """The model as a rank computes it: its layers, heads and MLP columns; hidden size and vocabulary are whole."""
+    spec, layers = own.spec, own.layers
+    moe = spec.moe
+    if moe is not None:
+        moe = replace(moe, sparse_layers=moe.sparse_layers[layers.start : layers.stop])
+    return replace(
+        spec,
+        num_layers=len(layers),
+        layer_windows=spec.layer_windows[layers.start : layers.stop],
+        num_heads=len(own.heads.queries),
+        num_kv_heads=len(own.heads.kv),
+        intermediate_size=len(own.cuts["inner"]),
+        moe=moe,
+    )
+
+
 def wanted_tensors(spec: ModelSpec) -> dict[str, Shape]:
-    """Name and shape of every tensor, in the order in which a decoder is built."""
-    wanted: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
-    for layer in range(spec.num_layers):
-        wanted |= {layer_prefix(layer) + name: shape for name, shape in _layer(spec).items()}
-    wanted[FINAL_NORM] = (spec.hidden_size,)
-    if not spec.tie_embeddings:
-        wanted[HEAD] = (spec.vocab_size, spec.hidden_size)
-    return wanted
+    """Name and shape of every tensor of a model."""
+    return wanted_shapes(whole_model(spec))
 
 
-def fused_linears(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """The linears that a decoder applies, and whose weights each one stacks: those of one input are one linear."""
+def wanted_shapes(own: RankLayout) -> dict[str, Shape]:
+    """Name and shape in the checkpoint of every tensor that a rank reads a part of."""
+    sizes = dim_sizes(own.spec)
+    return {name: tuple(sizes[dim] for dim in dims) for name, dims in _read(own).items()}
+
+
+def wanted_parts(own: RankLayout) -> dict[str, Part]:
+    """The parts that it reads of those that it does not read whole."""
+    sizes = dim_sizes(own.spec)
+    return {
+        name: own.part(dims)
+        for name, dims in _read(own).items()
+        if any(len(own.cuts[dim]) < sizes[dim] for dim in dims)
+    }
+
+
+def fused_linears(own: RankLayout) -> dict[str, tuple[str, ...]]:
+    """The linears that a rank applies, and whose weights each one stacks: those of one input are one linear."""
     fused: dict[str, tuple[str, ...]] = {}
-    for layer in range(spec.num_layers):
+    for layer in own.layers:
         prefix = layer_prefix(layer)
-        for name, parts in _FUSED.items():
+        for name, parts in (_ATTENTION if own.spec.is_sparse(layer) else _ATTENTION | _MLP).items():
             fused[prefix + name] = tuple(prefix + part for part in parts)
-    fused[OUTPUT] = (EMBEDDING if spec.tie_embeddings else HEAD,)
+    if own.has_head:
+        fused[OUTPUT] = (EMBEDDING if own.spec.tie_embeddings else HEAD,)
     return {name: tuple(part.removesuffix(".weight") for part in parts) for name, parts in fused.items()}
 
 
-def _layer(spec: ModelSpec) -> dict[str, Shape]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    linears: dict[str, tuple[int, int, bool]] = {
-        "self_attn.q_proj": (heads, hidden, spec.qkv_bias),
-        "self_attn.k_proj": (kv_heads, hidden, spec.qkv_bias),
-        "self_attn.v_proj": (kv_heads, hidden, spec.qkv_bias),
-        "self_attn.o_proj": (hidden, heads, spec.o_bias),
-        "mlp.gate_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.up_proj": (inner, hidden, spec.mlp_bias),
-        "mlp.down_proj": (hidden, inner, spec.mlp_bias),
+def _read(own: RankLayout) -> dict[str, Dims]:
+    """Biases of linears whose outputs are summed over a tp group are added by its first rank alone."""
+    return {
+        name: dims
+        for name, dims in own.tensors().items()
+        if own.place.tp_rank == 0 or dims != ("hidden",) or not name.endswith(".bias")
     }
-    wanted: dict[str, Shape] = {}
-    for name, (rows, columns, bias) in linears.items():
-        wanted[name + ".weight"] = (rows, columns)
-        if bias:
-            wanted[name + ".bias"] = (rows,)
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if spec.sandwich_norms:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    wanted |= {name + ".weight": (hidden,) for name in norms}
-    if spec.qk_norm:
-        wanted |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
-    return wanted

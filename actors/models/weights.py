@@ -1,13 +1,13 @@
 """Where a decoder's tensors come from: one protocol over file formats, and the checked way to read it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from ...cluster.errors import ModelLoadError
-from .tensors import Shape
+from .tensors import Part, Shape
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted as float32."""
@@ -34,32 +34,43 @@ class WeightSource(Protocol):
         """Shape of a tensor; None if there is none of that name."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor of a float dtype, dequantised. Raises ModelLoadError for a storage type that is not known."""
+    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+        """A tensor, or only the part of it, in a float dtype, dequantised.
+
+        Raises ModelLoadError for a storage type that is not known.
+        """
         ...
 
     def block_type(self, name: str) -> int | None:
         """Ggml's number of the block format in which a tensor is stored; None for plain floats."""
         ...
 
-    def read_blocks(self, name: str) -> torch.Tensor:
-        """The blocks themselves: uint8 [rows, bytes of a row], rows in the order of ``read``."""
+    def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
+        """The blocks themselves: uint8 [rows, bytes of a row], rows in the order of ``read``; None if they are torn."""
         ...
 
 
 class Weights:
-    """The wanted tensors of a source: all are checked before the first is read.
+    """The wanted tensors of a source, or parts of them: all are checked before the first is read.
 
     Raises ModelLoadError for a tensor that is missing or has another shape.
     """
 
-    def __init__(self, source: WeightSource, wanted: dict[str, Shape], progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        wanted: Mapping[str, Shape],
+        progress: Progress | None = None,
+        parts: Mapping[str, Part] | None = None,
+    ) -> None:
+        """``wanted`` are the shapes of whole tensors, of which ``parts`` are read (default: all)."""
         self._source = source
-        self._wanted = wanted
+        self._parts = parts or {}
+        self._shapes = {name: self._held(name, shape) for name, shape in wanted.items()}
         self._progress = progress
         self._done = 0
         self._counted: set[str] = set()
-        self._total = 4 * sum(_size(shape) for shape in wanted.values())
+        self._total = 4 * sum(map(_size, self._shapes.values()))
         for name, shape in wanted.items():
             _check(source, name, shape)
 
@@ -68,30 +79,43 @@ class Weights:
         """The checkpoint."""
         return self._source
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the tensor is wanted."""
+        return name in self._shapes
+
+    def shape(self, name: str) -> Shape:
+        """Of what ``take`` gives."""
+        return self._shapes[name]
+
     def take(self, name: str) -> torch.Tensor:
-        """A wanted tensor in the dtype it is stored in (float32 if quantised)."""
-        tensor = self._source.read(name)
+        """A wanted tensor, or the part of it, in the dtype it is stored in (float32 if quantised)."""
+        tensor = self._source.read(name, self._parts.get(name))
         self.skip(name)
         return tensor
 
     def take_optional(self, name: str) -> torch.Tensor | None:
         """The same, or None if the model has no such tensor (a bias, a norm)."""
-        return self.take(name) if name in self._wanted else None
+        return self.take(name) if name in self else None
 
-    def take_blocks(self, name: str) -> torch.Tensor:
+    def take_blocks(self, name: str) -> torch.Tensor | None:
         """A wanted tensor as ``WeightSource.read_blocks`` gives it."""
-        blocks = self._source.read_blocks(name)
-        self.skip(name)
+        blocks = self._source.read_blocks(name, self._parts.get(name))
+        if blocks is not None:
+            self.skip(name)
         return blocks
 
     def skip(self, name: str) -> None:
         """Count a wanted tensor as done, once."""
-        if name not in self._wanted or name in self._counted:
+        if name not in self or name in self._counted:
             return
         self._counted.add(name)
-        self._done += 4 * _size(self._wanted[name])
+        self._done += 4 * _size(self._shapes[name])
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+    def _held(self, name: str, shape: Shape) -> Shape:
+        part = self._parts.get(name)
+        return shape if part is None else tuple(map(len, part))
 
 
 def _size(shape: Shape) -> int:

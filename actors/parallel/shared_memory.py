@@ -77,7 +77,7 @@ class SharedMemoryGroup:
         peer = c_int32()
         self._check(
             "all_reduce",
-            self._functions.wr_shm_all_reduce(self._open(), x.data_ptr(), x.numel(), kind, byref(peer)),
+            self._functions.wr_shm_all_reduce(self.open_handle(), x.data_ptr(), x.numel(), kind, byref(peer)),
             peer,
         )
 
@@ -99,14 +99,14 @@ class SharedMemoryGroup:
         target = None if out is None else out.data_ptr()
         self._check(
             "all_gather",
-            self._functions.wr_shm_all_gather(self._open(), x.data_ptr(), x.nbytes, target, byref(peer)),
+            self._functions.wr_shm_all_gather(self.open_handle(), x.data_ptr(), x.nbytes, target, byref(peer)),
             peer,
         )
 
     def barrier(self) -> None:
         """See ``Collectives``."""
         peer = c_int32()
-        self._check("barrier", self._functions.wr_shm_all_reduce(self._open(), None, 0, 0, byref(peer)), peer)
+        self._check("barrier", self._functions.wr_shm_all_reduce(self.open_handle(), None, 0, 0, byref(peer)), peer)
 
     def broadcast(self, x: Tensor, src: int) -> None:
         """See ``Collectives``."""
@@ -135,7 +135,13 @@ class SharedMemoryGroup:
             self.handle = None
             self.inner.close()
 
-    def _open(self) -> int:
+    def settle(self, fault: int, peer: c_int32, num_calls: int, num_bytes: int) -> None:
+        """Count the sums of ``num_bytes`` each that native code has made. Raises what ``all_reduce`` would."""
+        self.traffic.add("all_reduce", num_bytes, num_calls)
+        self._check("all_reduce", fault, peer)
+
+    def open_handle(self) -> int:
+        """``handle``. Raises RankLostError when the group is closed."""
         if self.handle is None:
             raise RankLostError("this rank has left its group")
         return self.handle

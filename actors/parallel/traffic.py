@@ -20,11 +20,11 @@ class Traffic:
         self.num_calls: Counter[Kind] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, kind: Kind, num_bytes: int) -> None:
-        """One operation of ``num_bytes``. Thread-safe."""
+    def add(self, kind: Kind, num_bytes: int, num_calls: int = 1) -> None:
+        """So many operations of ``num_bytes`` each. Thread-safe."""
         with self._lock:
-            self.num_bytes[kind] += num_bytes
-            self.num_calls[kind] += 1
+            self.num_bytes[kind] += num_calls * num_bytes
+            self.num_calls[kind] += num_calls
 
     def clear(self) -> None:
         """Start again at 0."""

@@ -10,6 +10,7 @@ from warmroot.actors.layers.linear import DenseMethod, PackedHalfMethod
 from warmroot.actors.layers.mlp import GatedMLP
 from warmroot.actors.layers.norm import RMSNorm
 from warmroot.actors.layers.rotary import RotaryEmbedding, attention_scale, inverse_frequencies, rotate
+from warmroot.actors.parallel.solo import SoloGroup
 from warmroot.cluster.model_spec import RopeSpec
 
 CPU = torch.device("cpu")
@@ -101,6 +102,6 @@ def test_gated_mlp():
 
 def test_embedding_rounds_its_scale_as_gemma_does():
     table = torch.ones(4, 2)
-    assert Embedding(table, 2304**0.5, torch.float32)(torch.tensor([1]))[0, 0] == 48.0
-    scaled = Embedding(table.bfloat16(), 2560**0.5, torch.bfloat16)(torch.tensor([1]))
+    assert Embedding(table, 2304**0.5, torch.float32, SoloGroup())(torch.tensor([1]))[0, 0] == 48.0
+    scaled = Embedding(table.bfloat16(), 2560**0.5, torch.bfloat16, SoloGroup())(torch.tensor([1]))
     assert scaled[0, 0] == torch.tensor(2560**0.5, dtype=torch.bfloat16)

@@ -33,16 +33,26 @@ struct Buffers {
     }
 };
 
-// hidden += W * x, through a norm where the family has one there.
-void add_output(const wr_decoder &decoder, const wr_weights *weights, const float *x, int64_t x_stride, const float *norm,
-                float *output, float *hidden, int64_t rows) {
+// This rank's part of what a half adds: W * x, to the residual stream, or into `output` where a norm comes first.
+void project(const wr_decoder &decoder, const wr_step &step, const wr_weights *weights, const float *x, int64_t x_stride,
+             const float *norm, float *output, float *hidden, int64_t rows) {
+    const bool is_normed = norm != nullptr;
+    wr_linear(weights, 1, x, x_stride, is_normed ? output : hidden, decoder.hidden, rows,
+              !is_normed && step.adds_residual);
+}
+
+// The sum of all ranks' parts, and the norm where the family has one there.
+int32_t finish(const wr_decoder &decoder, const wr_step &step, const float *norm, float *output, float *hidden,
+               int32_t *peer) {
     const int64_t size = decoder.hidden;
-    if (norm == nullptr) {
-        wr_linear(weights, 1, x, x_stride, hidden, size, rows, 1);
-        return;
+    const bool is_normed = norm != nullptr;
+    if (step.group != nullptr) {
+        const int32_t fault =
+            wr_shm_all_reduce(step.group, is_normed ? output : hidden, step.rows * size, WR_SHM_FLOAT32, peer);
+        if (fault != WR_SHM_OK) return fault;
     }
-    wr_linear(weights, 1, x, x_stride, output, size, rows, 0);
-    wr_rms_norm(output, size, norm, decoder.norm_eps, hidden, size, rows, size, 1);
+    if (is_normed) wr_rms_norm(output, size, norm, decoder.norm_eps, hidden, size, step.rows, size, 1);
+    return WR_SHM_OK;
 }
 
 void attention(const wr_decoder &decoder, const wr_layer &layer, const wr_step &step, const Buffers &buffers,
@@ -59,26 +69,36 @@ void attention(const wr_decoder &decoder, const wr_layer &layer, const wr_step &
     wr_kv_append(qkv + q_size, qkv + q_size + kv_size, stride, rows, &layer.cache, step.slots[layer.group]);
     wr_paged_attention(step.plans[layer.group], qkv, stride, &layer.cache, decoder.scale, decoder.softcap, buffers.mixed,
                        q_size);
-    add_output(decoder, layer.out, buffers.mixed, q_size, layer.attention_output_norm, buffers.output, hidden, rows);
+    project(decoder, step, layer.out, buffers.mixed, q_size, layer.attention_output_norm, buffers.output, hidden, rows);
 }
 
-void mlp(const wr_decoder &decoder, const wr_layer &layer, const Buffers &buffers, float *hidden, int64_t rows) {
+void mlp(const wr_decoder &decoder, const wr_layer &layer, const wr_step &step, const Buffers &buffers, float *output,
+         float *hidden, int64_t rows) {
     const int64_t size = decoder.hidden, inner = decoder.inner;
     wr_rms_norm(hidden, size, layer.mlp_norm, decoder.norm_eps, buffers.normed, size, rows, size, 0);
     wr_linear(layer.gate_up, layer.num_gate_up, buffers.normed, size, buffers.wide, 2 * inner, rows, 0);
     wr_gated(buffers.wide, 2 * inner, rows, inner, decoder.activation, buffers.mixed, inner);
-    add_output(decoder, layer.down, buffers.mixed, inner, layer.mlp_output_norm, buffers.output, hidden, rows);
+    project(decoder, step, layer.down, buffers.mixed, inner, layer.mlp_output_norm, output, hidden, rows);
 }
 
 }  // namespace
 
-extern "C" void wr_decoder_forward(const wr_decoder *decoder, const wr_step *step, float *hidden) {
+extern "C" int32_t wr_decoder_forward(const wr_decoder *decoder, const wr_step *step, float *hidden, int32_t first,
+                                      int32_t end, int32_t *peer) {
     const Buffers buffers(*decoder, step->rows);
-    for (int32_t index = 0; index < decoder->num_layers; ++index) {
-        const wr_layer &layer = decoder->layers[index];
-        attention(*decoder, layer, *step, buffers, hidden);
-        for (int64_t first = 0; first < step->rows; first += kMlpRows) {
-            mlp(*decoder, layer, buffers, hidden + first * decoder->hidden, std::min(kMlpRows, step->rows - first));
+    int32_t fault = WR_SHM_OK;
+    for (int32_t half = first; half < end && fault == WR_SHM_OK; ++half) {
+        const wr_layer &layer = decoder->layers[half / 2];
+        if (half % 2 == 0) {
+            attention(*decoder, layer, *step, buffers, hidden);
+            fault = finish(*decoder, *step, layer.attention_output_norm, buffers.output, hidden, peer);
+            continue;
         }
+        for (int64_t row = 0; row < step->rows; row += kMlpRows) {
+            const int64_t at = row * decoder->hidden;
+            mlp(*decoder, layer, *step, buffers, buffers.output + at, hidden + at, std::min(kMlpRows, step->rows - row));
+        }
+        fault = finish(*decoder, *step, layer.mlp_output_norm, buffers.output, hidden, peer);
     }
+    return fault;
 }

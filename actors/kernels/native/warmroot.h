@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "shm_allreduce.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -165,10 +167,14 @@ typedef struct wr_step {
     const float *const *sin;
     const wr_attention_plan *const *plans;  // per KV group
     const int64_t *const *slots;            // per KV group [rows]
+    wr_shm_group *group;                    // the ranks that have the layers' other parts; NULL: none, or the caller sums
+    int32_t adds_residual;                  // whether the rank's part of a sum without an output norm has the residual
 } wr_step;
 
-// hidden[rows, hidden], in place: all layers.
-void wr_decoder_forward(const wr_decoder *decoder, const wr_step *step, float *hidden);
+// hidden[rows, hidden], in place, through the halves [first, end): half 2 n is the attention of layer n, half 2 n + 1 its
+// MLP. Each ends in one sum over the group. Returns a wr_shm_fault and in *peer the rank at fault.
+int32_t wr_decoder_forward(const wr_decoder *decoder, const wr_step *step, float *hidden, int32_t first, int32_t end,
+                           int32_t *peer);
 
 #ifdef __cplusplus
 }
