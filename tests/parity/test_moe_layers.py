@@ -1,5 +1,8 @@
 """Sparse layers of every family against transformers' modules, in float32."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -19,13 +22,15 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import NativeMethod, WeightFormat
-from warmroot.actors.layers.linear import DenseMethod, LinearMethod
-from warmroot.actors.layers.mlp import GatedMLP
-from warmroot.actors.layers.moe import MoeMLP, SharedExpert
+from warmroot.actors.layers.linear import DenseMethod, Linear, LinearMethod
+from warmroot.actors.layers.moe import MoeMLP
 from warmroot.actors.layers.moe_dispatch import LocalDispatch
-from warmroot.actors.layers.moe_router import Router
+from warmroot.actors.models.safetensors_source import SafetensorsSource
+from warmroot.actors.models.sparse import SparseBuilder, sparse_linears
+from warmroot.actors.models.weights import Weights
 from warmroot.cluster.expert_placement import initial_placement
 from warmroot.cluster.model_config import DESCRIBED, spec_from_hf
+from warmroot.cluster.model_tensors import dim_sizes, expert_tensors, layer_tensors
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -86,38 +91,48 @@ def random_model(name: str) -> torch.nn.Module:
     return model
 
 
-def ours(model: torch.nn.Module, method: LinearMethod) -> MoeMLP:
+@dataclass(frozen=True)
+class SparseLinears:
+    """The linears of one sparse layer, out of a checkpoint."""
+
+    weights: Weights
+    modules: dict[str, tuple[str, ...]]
+    method: LinearMethod
+
+    def linear(self, name: str) -> Linear:
+        stacked = torch.cat([self.weights.take(module + ".weight") for module in self.modules[name]])
+        return self.method.prepare(stacked, None)
+
+
+def ours(model: torch.nn.Module, folder: Path, method: LinearMethod) -> MoeMLP:
+    """The first layer's MLP, read from what transformers writes."""
+    model.save_pretrained(folder)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    moe = spec_from_hf(config, families=DESCRIBED).moe
-    assert moe is not None
-    weights = model.model.layers[0].mlp.state_dict()
-
-    def linear(weight: torch.Tensor):
-        return method.prepare(weight, None)
-
-    def shared(name: str) -> torch.Tensor:
-        return next(tensor for key, tensor in weights.items() if key.endswith(name) and key.startswith("shared"))
-
-    experts = [
-        GatedMLP(linear(gate_up), linear(down), "silu")
-        for gate_up, down in zip(weights["experts.gate_up_proj"], weights["experts.down_proj"], strict=True)
-    ]
-    shared_expert = None
-    if moe.shared_intermediate_size:
-        gate_up = torch.cat((shared(".gate_proj.weight"), shared(".up_proj.weight")))
-        gate = linear(weights["shared_expert_gate.weight"]) if moe.shared_gate else None
-        shared_expert = SharedExpert(GatedMLP(linear(gate_up), linear(shared(".down_proj.weight")), "silu"), gate)
-    router = Router(moe, linear(weights["gate.weight"]), weights.get("gate.e_score_correction_bias"))
-    placement = initial_placement(moe.num_experts, 1)
-    return MoeMLP(router, placement, 0, experts, shared_expert, LocalDispatch(), device=CPU)
+    spec = spec_from_hf(config, families=DESCRIBED)
+    experts, sizes = range(spec.moe.num_experts), dim_sizes(spec)
+    tensors = layer_tensors(spec, 0)
+    for expert in experts:
+        tensors |= expert_tensors(spec, 0, expert)
+    wanted = {name: tuple(sizes[dim] for dim in dims) for name, dims in tensors.items()}
+    weights = Weights(SafetensorsSource(folder), wanted)
+    return SparseBuilder(
+        spec=spec,
+        moe=spec.moe,
+        weights=weights,
+        linears=SparseLinears(weights, sparse_linears(spec, 0, experts), method),
+        placement=initial_placement(spec.moe.num_experts, 1),
+        ep_rank=0,
+        dispatch=LocalDispatch(),
+        device=CPU,
+    ).mlp(0)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("name", MODELS)
-def test_sparse_layers_are_those_of_transformers(name, method):
+def test_sparse_layers_are_those_of_transformers(name, method, tmp_path):
     model = random_model(name)
-    mlp = ours(model, method)
+    mlp = ours(model, tmp_path, method)
     theirs = model.model.layers[0].mlp
     for count in (1, 2, 7, 64):
         x = torch.randn(count, 64)
