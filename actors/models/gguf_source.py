@@ -112,7 +112,7 @@ class GgufSource:
         if data is None:
             data, inner = self._bytes(stored, (*part[:-1], whole[-1])), slices(part[-1:])
         values = gguf.dequantize(numpy.ascontiguousarray(data), storage)
-        return numpy.require(values[(..., *inner)], requirements="CW")
+        return numpy.require(values[(..., *inner)], requirements=["C", "W"])
 
     def _bytes(self, stored: str, part: Part) -> numpy.ndarray | None:
         """[..., bytes of a row] uint8, a view of the file; None if the part tears blocks."""
