@@ -30,7 +30,7 @@ class DecoderClock:
         self.seconds += time.perf_counter() - began
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """See ``Decoder.logits``."""
         began = time.perf_counter()
         logits = self.decoder.logits(hidden)
