@@ -31,7 +31,8 @@ class Engine:
         self.config = config
         self.namespace = namespace
         self.cache = PrefixCache(executor.layout, executor.num_blocks, enabled=config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.cache, config, chains=executor.chains)
+        num_parts = 1 if executor.chains else executor.max_in_flight
+        self.scheduler = Scheduler(self.cache, config, chains=executor.chains, num_parts=num_parts)
         self.max_tokens = min(config.max_model_len, self.cache.max_tokens())
         """Prompt and output tokens that one sequence can have here."""
         self._executor = executor

@@ -6,7 +6,8 @@ budget.
 
 Several plans may be in flight. Ranks run them in order, so the chunks of a prompt can follow each other at once. With
 ``chains`` a decode follows the step that samples its token, on trust: a request that turns out to have ended keeps its
-pages until that step has landed, and what it computed is ignored.
+pages until that step has landed, and what it computed is ignored. Without, decodes are dealt out to as many plans as
+may be in flight: one that took all of them would leave the others empty.
 """
 
 from collections.abc import Iterable
@@ -34,11 +35,13 @@ class Draft:
 class Scheduler:
     """Running and waiting requests, and the pages they hold."""
 
-    def __init__(self, cache: PrefixCache, config: EngineConfig, *, chains: bool = False) -> None:
+    def __init__(self, cache: PrefixCache, config: EngineConfig, *, chains: bool = False, num_parts: int = 1) -> None:
+        """``num_parts`` plans share the decodes that are ready."""
         self.cache = cache
         self.running: list[Request] = []
         self._config = config
         self._chains = chains
+        self._num_parts = num_parts
         self._block_size = cache.layout.block_size
         self.waiting = WaitingQueue(cache.tree, self._block_size, config.max_overtakes, config.warm_candidates)
         self._dropped: list[RequestId] = []
@@ -49,13 +52,14 @@ class Scheduler:
         """The next plan and its requests with their numbers of tokens; None when nothing can run now."""
         draft = Draft(self._config.max_num_batched_tokens)
         prefills: list[Request] = []
+        most_decodes = -(-len(self.running) // self._num_parts)
         # Preemption takes requests out of ``running`` meanwhile.
         for request in tuple(self.running):
             if request.status is not Status.RUNNING or not self._may_go_on(request):
                 continue
             if request.num_expected - request.num_scheduled > 1:
                 prefills.append(request)
-            else:
+            elif len(draft.chunks) < most_decodes:
                 self._advance(request, draft)
         if draft.chunks and self._config.max_prefill_chunk is not None:
             draft.budget = min(draft.budget, self._config.max_prefill_chunk)

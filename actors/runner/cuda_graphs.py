@@ -12,7 +12,7 @@ import torch
 from .decode import DecodeBatch, EagerDecodes
 from .sequences import SequenceState, SequenceTable
 
-Compute = Callable[[], torch.Tensor]
+Compute = Callable[[], torch.Tensor | None]
 Record = Callable[[Compute], Compute]
 """Gives a function that computes the same again, into the same tensor."""
 
@@ -31,7 +31,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        compute: Callable[[DecodeBatch, int], torch.Tensor],
+        compute: Callable[[DecodeBatch, int], torch.Tensor | None],
         make_batch: Callable[[int], DecodeBatch],
         sizes: tuple[int, ...],
         record: Record,
@@ -45,8 +45,11 @@ class DecodeGraphs:
         self._eager = eager
         self._recorded: dict[int, tuple[DecodeBatch, Compute]] = {}
 
-    def logits(self, table: SequenceTable, states: list[SequenceState], computed: Sequence[int]) -> torch.Tensor:
-        """[B, vocab] of the tokens after the ``computed`` ones, valid until the next call."""
+    def logits(self, table: SequenceTable, states: list[SequenceState], computed: Sequence[int]) -> torch.Tensor | None:
+        """[B, vocab] of the tokens after the ``computed`` ones, valid until the next call.
+
+        None where another rank samples.
+        """
         if len(states) > self._sizes[-1]:
             return self._eager.logits(table, states, computed)
         size = self._sizes[bisect_left(self._sizes, len(states))]
@@ -54,7 +57,8 @@ class DecodeGraphs:
             self._recorded[size] = self._make(size)
         batch, replay = self._recorded[size]
         batch.fill(table, states, computed)
-        return replay()[: len(states)]
+        logits = replay()
+        return None if logits is None else logits[: len(states)]
 
     def _make(self, size: int) -> tuple[DecodeBatch, Compute]:
         """Recorded on padding alone, with room for the longest sequence."""
@@ -80,7 +84,7 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = compute()
 
-        def replay() -> torch.Tensor:
+        def replay() -> torch.Tensor | None:
             graph.replay()
             return result
 

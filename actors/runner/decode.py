@@ -111,15 +111,15 @@ class EagerDecodes:
     """Steps of decodes, launched operation by operation."""
 
     def __init__(
-        self, compute: Callable[[DecodeBatch, int], torch.Tensor], make_batch: Callable[[int], DecodeBatch]
+        self, compute: Callable[[DecodeBatch, int], torch.Tensor | None], make_batch: Callable[[int], DecodeBatch]
     ) -> None:
-        """``compute`` gives logits [size, vocab] of a batch with at most so many keys a sequence."""
+        """``compute`` gives logits [size, vocab] of a batch with at most so many keys a sequence, or None."""
         self._compute = compute
         self._make_batch = make_batch
         self._batch = make_batch(1)
 
-    def logits(self, table: SequenceTable, states: list[SequenceState], computed: Sequence[int]) -> torch.Tensor:
-        """[B, vocab] of the tokens after the ``computed`` ones."""
+    def logits(self, table: SequenceTable, states: list[SequenceState], computed: Sequence[int]) -> torch.Tensor | None:
+        """[B, vocab] of the tokens after the ``computed`` ones; None where another rank samples."""
         if len(states) != self._batch.size:
             self._batch = self._make_batch(len(states))
         self._batch.fill(table, states, computed)

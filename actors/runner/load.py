@@ -52,10 +52,17 @@ def load_runner(
         path, dtype=dtype, quantization=quantization, device=device or default_device(), progress=progress
     )
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
+    kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs)
+    return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+
+
+def kv_memory_for(
+    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, max_model_len: int | None, max_num_seqs: int
+) -> tuple[torch.dtype, int]:
+    """Type and number of the KV blocks that a loaded model gets. Raises ConfigError."""
     kv_dtype = _kv_dtype(kv.kv_cache_dtype, decoder)
     length = model_len(decoder.spec, max_model_len)
-    num_blocks = kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
-    return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+    return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
 
 
 def _kv_dtype(name: str, decoder: Decoder) -> torch.dtype:

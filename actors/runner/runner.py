@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -26,11 +27,17 @@ from .sequences import SequenceState, SequenceTable
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at a time: a chunk's would take gigabytes."""
 
+Forward = Callable[[torch.Tensor, torch.Tensor, KvMemory, tuple[AttentionMetadata, ...]], torch.Tensor | None]
+"""As ``Decoder.forward``; None where a later stage goes on."""
+
 logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Runs a plan when its result is asked for. Implements ``Executor``."""
+    """Runs a plan when its result is asked for. Implements ``Executor``.
+
+    A rank of a gang runs its part; only one that gets logits has results and appends what it samples.
+    """
 
     max_in_flight = 1
     chains = True
@@ -44,10 +51,12 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
         max_num_seqs: int = 256,
+        forward: Forward | None = None,
     ) -> None:
         """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's.
 
-        Steps of up to ``max_num_seqs`` decodes are recorded where the device can do that.
+        Steps of up to ``max_num_seqs`` decodes are recorded where the device can do that. ``forward`` is that of a
+        pipeline stage around the decoder, and ``layout`` that of the stage's layers.
         """
         spec = decoder.spec
         self.decoder = decoder
@@ -55,14 +64,16 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.kv_dtype = kv_dtype or decoder.dtype
         self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self._forward: Forward = forward or decoder.forward
         self._kv = KvMemory.allocate(
             layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device, decoder.backend
         )
         self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
-        # Others than flash-attention read lengths on the host, which no recording can repeat.
-        self._decodes = self._graphs(eager, max_num_seqs) if isinstance(decoder.backend, FlashAttention) else eager
+        # Others than flash-attention read lengths on the host, which no recording can repeat; nor can it hop.
+        records = isinstance(decoder.backend, FlashAttention) and forward is None
+        self._decodes = self._graphs(eager, max_num_seqs) if records else eager
         self._plans: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -83,6 +94,10 @@ class ModelRunner:
         self._plans.clear()
         self._sequences = SequenceTable(len(self.layout.groups))
 
+    def learn(self, sampled: Iterable[tuple[RequestId, list[int]]]) -> None:
+        """Before the next plan: what another rank has sampled."""
+        self._sequences.learn(sampled)
+
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[SequenceResult]:
         apply_diff(self._sequences, plan)
@@ -95,7 +110,10 @@ class ModelRunner:
         """Every sequence computes one token and samples the next."""
         states = [self._sequences[step.request_id] for step in plan.sequences]
         computed = [step.num_computed for step in plan.sequences]
-        sampled = self._sample(states, self._decodes.logits(self._sequences, states, computed))
+        logits = self._decodes.logits(self._sequences, states, computed)
+        if logits is None:
+            return []
+        sampled = self._sample(states, logits)
         return [
             SequenceResult(
                 request_id=state.request_id, token_ids=[token_id], logprobs=None if entry is None else [entry]
@@ -103,9 +121,10 @@ class ModelRunner:
             for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
         ]
 
-    def _logits(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor:
+    def _logits(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor | None:
         metadata = batch.metadata(max_seqlen_k)
-        return self.decoder.logits(self.decoder.forward(batch.token_ids, batch.positions, self._kv, metadata))
+        hidden = self._forward(batch.token_ids, batch.positions, self._kv, metadata)
+        return None if hidden is None else self.decoder.logits(hidden)
 
     def _decode_batch(self, size: int) -> DecodeBatch:
         return DecodeBatch(size, len(self.layout.groups), self.layout.block_size, self.decoder.device)
@@ -120,13 +139,18 @@ class ModelRunner:
 
     def _mixed(self, plan: StepPlan) -> list[SequenceResult]:
         batch = pack(self._sequences, plan, self.layout.block_size)
-        hidden = self.decoder.forward(
+        hidden = self._forward(
             self._tensor(batch.token_ids), self._tensor(batch.positions), self._kv, self._metadata(batch)
         )
+        if hidden is None:
+            return []
         prompt = self._prompt_logprobs(batch, hidden)
         states, sampled = batch.sampled, Sampled([], [])
         if states:
-            sampled = self._sample(states, self.decoder.logits(hidden[self._tensor(batch.sampled_rows)]))
+            logits = self.decoder.logits(hidden[self._tensor(batch.sampled_rows)])
+            if logits is None:
+                return []
+            sampled = self._sample(states, logits)
         tokens = dict(zip((state.request_id for state in states), zip(*sampled, strict=True), strict=True))
         return [_result(state, tokens.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
 
@@ -173,7 +197,8 @@ class ModelRunner:
         for start in range(0, len(following), _LOGPROB_ROWS):
             targets = token_ids[start : start + _LOGPROB_ROWS]
             logits = self.decoder.logits(hidden[start : start + len(targets)])
-            entries += logprobs(logits, targets, num_top[: len(targets)])
+            if logits is not None:
+                entries += logprobs(logits, targets, num_top[: len(targets)])
         return entries
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -111,6 +111,17 @@ class SequenceTable:
         for state in states:
             state.num_tokens += 1
 
+    def learn(self, sampled: Iterable[tuple[RequestId, list[int]]]) -> None:
+        """Append what another rank has sampled; unknown ids are ignored: dropped meanwhile, or not of this rank."""
+        for request_id, token_ids in sampled:
+            state = self._states.get(request_id)
+            if state is None:
+                continue
+            start, end = state.num_tokens, state.num_tokens + len(token_ids)
+            self.tokens.reserve(0, end)
+            self.tokens.cells[state.row, start:end] = token_ids
+            state.num_tokens = end
+
     def drop(self, request_ids: Iterable[RequestId]) -> None:
         """Forget sequences; unknown ids are ignored."""
         for request_id in request_ids:

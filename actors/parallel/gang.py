@@ -1,0 +1,159 @@
+"""A model that runs in several processes, as one executor."""
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...cluster.errors import RankLostError
+from ...cluster.kv_layout import KvLayout
+from ..engine.plan import StepPlan, StepResult
+from .gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .plan_sender import PlanSender
+from .pulse import SILENCE_S
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of weights all ranks together have loaded, and of how many."""
+
+logger = logging.getLogger(__name__)
+
+
+class Crew(Protocol):
+    """The processes of a gang's ranks, wherever they run."""
+
+    @property
+    def config(self) -> GangConfig:
+        """What they run."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Of this machine, as the ranks reach it."""
+        ...
+
+    def serve_store(self) -> StoreAddress:
+        """Let rank 0 serve the store. Raises RankLostError."""
+        ...
+
+    def join(self, meeting: Meeting, progress: Progress) -> list[RankReport]:
+        """Wait until every rank is ready, then let them connect. Raises what a rank raised, RankLostError."""
+        ...
+
+    def kill(self) -> None:
+        """End all processes at once, without waiting. Thread-safe."""
+        ...
+
+    def end(self) -> None:
+        """Return when all processes have ended: by themselves within a while, or else by force. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of a rank."""
+
+    rank: int
+    stage: int
+    host: str
+    pid: int
+    peak_memory_bytes: int
+    last_step: int
+
+
+class GangExecutor:
+    """Sends plans to all ranks and takes the result of those that sample. Implements ``Executor``.
+
+    A gang lives and dies whole: with a rank that is lost, or a step that fails, all processes end.
+    """
+
+    chains = False
+
+    def __init__(self, crew: Crew, sender: PlanSender, reports: list[RankReport]) -> None:
+        """Takes a crew that has joined and its control plane; ``start_gang`` makes them."""
+        self.reports = reports
+        self.max_in_flight = crew.config.topology.pp
+        self._crew = crew
+        self._sender = sender
+        self._steps: deque[int] = deque()
+        self._failure: str | None = None
+
+    @property
+    def layout(self) -> KvLayout:
+        """See ``Executor``."""
+        return self.reports[0].layout
+
+    @property
+    def num_blocks(self) -> int:
+        """See ``Executor``."""
+        return self.reports[0].num_blocks
+
+    def submit(self, plan: StepPlan) -> None:
+        """Send a plan. A loss shows in its result."""
+        self._steps.append(plan.step)
+        try:
+            self._sender.send(plan)
+        except RankLostError as error:
+            logger.error("step %d cannot start: %s", plan.step, error)
+
+    def result(self) -> StepResult:
+        """Wait for the oldest step. A lost rank or a missed deadline becomes its ``error``."""
+        step = self._steps.popleft()
+        if self._failure is None:
+            try:
+                result = self._sender.result()
+            except RankLostError as error:
+                result = StepResult(step=step, error=error.message)
+            if result.error is None:
+                return result
+            self._failure = result.error
+            logger.error("step %d failed, the gang ends: %s", step, result.error)
+            self._crew.kill()
+        return StepResult(step=step, error=self._failure)
+
+    def shutdown(self) -> None:
+        """Let the ranks go, and return when their processes have ended. Idempotent."""
+        self._sender.close()
+        self._crew.end()
+
+    def ranks(self) -> list[RankState]:
+        """All ranks, in order."""
+        progress = self._sender.progress()
+        topology = self._crew.config.topology
+        return [
+            RankState(
+                rank=report.rank,
+                stage=topology.place(report.rank).stage,
+                host=report.host,
+                pid=report.pid,
+                peak_memory_bytes=report.peak_memory_bytes,
+                last_step=progress.get(f"rank {report.rank}", 0),
+            )
+            for report in self.reports
+        ]
+
+
+def start_gang(
+    crew: Crew, progress: Progress = lambda done, total: None, *, silence_s: float = SILENCE_S
+) -> GangExecutor:
+    """Bring a crew together. Raises ModelLoadError, ConfigError, and RankLostError, after all processes have ended."""
+    config, topology, token = crew.config, crew.config.topology, secrets.token_hex(16)
+    sender = PlanSender(
+        topology.world_size,
+        token,
+        host=crew.address,
+        sampling_ranks=topology.sampling_ranks,
+        deadline_s=config.step_s,
+        silence_s=silence_s,
+        on_lost=lambda error: crew.kill(),
+    )
+    try:
+        reports = crew.join(Meeting(crew.serve_store(), sender.addresses, token), progress)
+        sender.accept(config.step_s)
+    except BaseException:
+        crew.kill()
+        sender.close()
+        crew.end()
+        raise
+    return GangExecutor(crew, sender, reports)

@@ -1,0 +1,69 @@
+"""What a gang runs, where its ranks meet, and what each of them reports once it is ready."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...cluster.kv_layout import KvLayout
+from ...cluster.parallel_layout import ParallelLayout
+from ...cluster.topology import Topology
+from ...cluster.weight_formats import WEIGHT_FORMATS
+from ..models.spec import read_spec, stored_format
+from ..runner.load import KvMemoryConfig
+
+StoreAddress = tuple[str, int]
+"""Host and port of the store that rank 0 serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangConfig:
+    """The same for all ranks; ``path`` is there on every machine."""
+
+    path: Path
+    topology: Topology
+    kv: KvMemoryConfig
+    threads_per_rank: int
+    dtype: str = "auto"
+    quantization: str = "auto"
+    num_redundant_experts: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    start_s: float = 600.0
+    """Seconds that loading may take."""
+    step_s: float = 30.0
+    """Deadline of a step, and of every operation between the ranks."""
+
+    def layout(self) -> ParallelLayout:
+        """What each rank holds. Raises ModelLoadError, and ConfigError for a model that cannot be cut so."""
+        stored = stored_format(self.path) or ("q8_0" if self.quantization == "int8" else "")
+        return ParallelLayout.of(
+            read_spec(self.path),
+            self.topology,
+            num_redundant_experts=self.num_redundant_experts,
+            weights=WEIGHT_FORMATS.get(stored),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks find each other and their leader."""
+
+    store: StoreAddress
+    leader: tuple[str, ...]
+    """Addresses of the control plane, best first."""
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """A rank that is ready for plans."""
+
+    rank: int
+    host: str
+    pid: int
+    peak_memory_bytes: int
+    layout: KvLayout
+    """Of the whole model: what the leader's block tables are made for."""
+    num_blocks: int
+    kv_dtype: str
+    weights_format: str
+    num_threads: int

@@ -1,0 +1,169 @@
+"""One rank of a gang, in whatever process hosts it."""
+
+import os
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from ...cluster.errors import RankLostError
+from ...cluster.kv_layout import KvLayout
+from ..kernels.library import native
+from ..models.loader import load_model
+from ..models.weights import Progress
+from ..runner.load import kv_memory_for
+from ..runner.runner import ModelRunner
+from ..runner.threads import use_threads
+from .gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .groups import RankLists, make_groups
+from .plan_receiver import PlanReceiver
+from .rendezvous import join_store, serve_store
+from .shard import Shard
+from .stage import PipelineStage, StageDecoder, stage_kv_layout
+
+OnLost = Callable[[RankLostError], None]
+
+
+class RankLoop:
+    """Plans from the leader to the runner, and what it sampled back."""
+
+    def __init__(self, runner: ModelRunner, receiver: PlanReceiver, *, samples: bool) -> None:
+        self._runner = runner
+        self._receiver = receiver
+        self._samples = samples
+
+    def run(self) -> None:
+        """Until the leader closes the gang. Raises RankLostError."""
+        while (delivery := self._receiver.receive()) is not None:
+            if not self._samples:
+                self._runner.learn(delivery.sampled)
+            self._runner.submit(delivery.plan)
+            result = self._runner.result()
+            if self._samples or result.error is not None:
+                self._receiver.reply(result)
+
+
+class Rank:
+    """Joins its gang, then runs until the leader closes it. Call the methods once, in their order."""
+
+    def __init__(self, rank: int, address: str, device: torch.device) -> None:
+        """``address`` is this machine's, as the other ranks reach it."""
+        self._rank = rank
+        self._address = address
+        self._device = device
+        self._store: Store | None = None
+
+    def serve_store(self, start_s: float) -> StoreAddress:
+        """On rank 0 only, before any rank joins: where they meet."""
+        store = serve_store(self._address, start_s)
+        self._store = store
+        return self._address, store.port
+
+    def join(self, config: GangConfig, meeting: Meeting, progress: Progress | None = None) -> RankReport:
+        """Meet the others and load this rank's part. Raises ModelLoadError, ConfigError, RankLostError."""
+        num_threads = use_threads(config.threads_per_rank)
+        layout = config.layout()
+        self._config, self._meeting = config, meeting
+        self._samples = layout.ranks[self._rank].samples
+        store = self._store or join_store(*meeting.store, config.start_s)
+        votes = _Votes(store, self._rank, config.topology.world_size)
+        votes.least("here", 0)
+        self._groups = make_groups(
+            self._rank,
+            RankLists.of(config.topology, self._rank),
+            store,
+            address=self._address,
+            device=self._device,
+            library=native(),
+            deadline_s=config.step_s,
+        )
+        whole = KvLayout.of(layout.spec.layer_windows, config.kv.block_size)
+        self._runner = self._load(Shard(layout, self._rank, self._groups), whole, votes, progress)
+        return RankReport(
+            rank=self._rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            peak_memory_bytes=_peak_memory(),
+            layout=whole,
+            num_blocks=self._runner.num_blocks,
+            kv_dtype=str(self._runner.kv_dtype).removeprefix("torch."),
+            weights_format=self._runner.decoder.weights_format,
+            num_threads=num_threads,
+        )
+
+    def _load(self, shard: Shard, whole: KvLayout, votes: "_Votes", progress: Progress | None) -> ModelRunner:
+        config, world_size = self._config, self._config.topology.world_size
+        decoder = load_model(
+            config.path,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            device=self._device,
+            progress=progress,
+            **({"shard": shard} if world_size > 1 else {}),
+        )
+        layout = stage_kv_layout(whole, shard.layout.ranks[self._rank].layers)
+        memory = config.kv.kv_cache_memory
+        kv = config.kv._replace(
+            kv_cache_memory=None if memory is None else memory // world_size,
+            num_sharers=config.kv.num_sharers * world_size,
+        )
+        kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
+        stage = PipelineStage(cast(StageDecoder, decoder), shard.groups.pp)
+        return ModelRunner(
+            decoder,
+            layout,
+            votes.least("KV blocks", num_blocks),
+            kv_dtype=kv_dtype,
+            max_num_seqs=config.max_num_seqs,
+            forward=stage.forward if stage.group.size > 1 else None,
+        )
+
+    def run(self, on_lost: OnLost) -> None:
+        """Answer plans until the leader closes the gang. Raises RankLostError.
+
+        ``on_lost`` is called from another thread as soon as the leader is lost: this one may hang in a collective.
+        """
+        config, meeting = self._config, self._meeting
+        receiver = PlanReceiver(
+            meeting.leader,
+            meeting.token,
+            self._rank,
+            connect_s=config.step_s,
+            deadline_s=config.step_s,
+            on_lost=on_lost,
+        )
+        try:
+            RankLoop(self._runner, receiver, samples=self._samples).run()
+        finally:
+            receiver.close()
+            self._groups.close()
+
+
+class _Votes:
+    """Numbers that all ranks agree on before there is a deadline between them: one loads longer than another."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+
+    def least(self, subject: str, value: int) -> int:
+        """The least of all ranks' values."""
+        self._store.set(f"{subject}/{self._rank}", str(value))
+        try:
+            return min(int(self._store.get(f"{subject}/{rank}")) for rank in range(self._size))
+        except RuntimeError as error:
+            raise RankLostError(f"agreeing on {subject}: {str(error).splitlines()[0]}") from error
+
+
+def _peak_memory() -> int:
+    """Bytes of RAM that this program has held at most."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # no Linux, where the other number would count what the parent held before it started this
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

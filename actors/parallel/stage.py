@@ -1,0 +1,80 @@
+"""A rank's part of the forward pass between the stages before and after it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ...cluster.kv_layout import KvGroup, KvLayout
+from ...cluster.model_spec import ModelSpec
+from ..attention.interface import AttentionMetadata
+from ..attention.kv_memory import KvMemory
+from .collectives import Collectives, Pending
+
+
+class StageDecoder(Protocol):
+    """The layers of a stage."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(
+        self,
+        token_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        kv: KvMemory,
+        metadata: tuple[AttentionMetadata, ...],
+        hidden: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The first stage embeds token ids [T], the others take hidden states [T, hidden]; the last one normalises."""
+        ...
+
+
+@dataclass(slots=True)
+class PipelineStage:
+    """Takes hidden states from the same rank of the stage before, and hands its own on to the next."""
+
+    decoder: StageDecoder
+    group: Collectives
+    _sending: Pending | None = None
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KvMemory,
+        metadata: tuple[AttentionMetadata, ...],
+    ) -> torch.Tensor | None:
+        """Hidden states [T, hidden] after the final norm; None where a later stage goes on. Raises RankLostError.
+
+        Returns when the hidden states are on their way: so this stage takes the next plan while that one computes.
+        """
+        rank, hidden = self.group.rank, None
+        if rank > 0:
+            hidden = self._received(len(positions))
+        hidden = self.decoder.forward(token_ids if rank == 0 else None, positions, kv, metadata, hidden)
+        if rank == self.group.size - 1:
+            return hidden
+        if self._sending is not None:
+            self._sending.wait()
+        self._sending = self.group.send(hidden, rank + 1)
+        return None
+
+    def _received(self, num_tokens: int) -> torch.Tensor:
+        decoder = self.decoder
+        hidden = torch.empty(num_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        self.group.recv(hidden, self.group.rank - 1)
+        return hidden
+
+
+def stage_kv_layout(layout: KvLayout, layers: range) -> KvLayout:
+    """The KV of a stage's layers, counted from its first, in the same groups: one block table serves all stages.
+
+    A page has as many slots as the largest group has layers here; a group may have none.
+    """
+    groups = tuple(
+        KvGroup(tuple(layer - layers.start for layer in group.layers if layer in layers), group.window)
+        for group in layout.groups
+    )
+    return KvLayout(groups, max(len(group.layers) for group in groups), layout.block_size)

@@ -1,0 +1,87 @@
+"""Where a gang's ranks may run: a placement group with a bundle per pipeline stage.
+
+A bundle never spans nodes, so the ranks of a stage share one; stages go to different nodes where there are several.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from ..cluster.errors import ReplicaUnavailableError
+from ..cluster.topology import Topology
+
+Resources = Mapping[str, float]
+_ASK_S = 2.0
+
+
+def stage_bundles(topology: Topology, rank_resources: Resources) -> list[dict[str, float]]:
+    """What each stage takes of one node, for ranks that take ``rank_resources`` each."""
+    bundle = {name: amount * topology.stage_size for name, amount in rank_resources.items() if amount}
+    return [dict(bundle) for _ in range(topology.pp)]
+
+
+def place(
+    bundles: Sequence[Resources],
+    *,
+    labels: Mapping[str, str] | None = None,
+    deadline_s: float,
+    report: Callable[[str], None] = lambda message: None,
+) -> PlacementGroup:
+    """Reserve the bundles, on nodes with ``labels``. ``report`` is told what is missing while they find no place.
+
+    Raises ReplicaUnavailableError, with the same words, at the deadline.
+    """
+    group = placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy="SPREAD" if len(bundles) > 1 else "STRICT_PACK",
+        bundle_label_selector=[dict(labels or {}) for _ in bundles],
+    )
+    end = time.monotonic() + deadline_s
+    message = ""
+    while not group.wait(max(0.0, min(_ASK_S, end - time.monotonic()))):
+        found = what_is_missing(bundles, node_resources(labels or {}), labels or {})
+        if found != message:
+            message = found
+            report(message)
+        if time.monotonic() >= end:
+            remove_placement_group(group)
+            raise ReplicaUnavailableError(message)
+    return group
+
+
+def node_resources(labels: Mapping[str, str]) -> dict[str, Resources]:
+    """What the nodes that live and have the labels were given, by their addresses."""
+    return {
+        node["NodeManagerAddress"]: node["Resources"]
+        for node in ray.nodes()
+        if node["Alive"] and labels.items() <= node.get("Labels", {}).items()
+    }
+
+
+def what_is_missing(bundles: Sequence[Resources], nodes: Mapping[str, Resources], labels: Mapping[str, str]) -> str:
+    """Why bundles find no place, and what would help. ``nodes`` are those that have the labels."""
+    having = f" with {' and '.join(f'{name}={value}' for name, value in labels.items())}" if labels else ""
+    if not nodes:
+        return f"the gang cannot be placed: the cluster has no node{having}"
+    for stage, bundle in enumerate(bundles):
+        if not any(_fits(bundle, node) for node in nodes.values()):
+            there = "; ".join(f"{address} has {_amounts(bundle, node)}" for address, node in sorted(nodes.items()))
+            return (
+                f"the gang cannot be placed: stage {stage} needs a node{having} with {_amounts(bundle, bundle)},"
+                f" and there is none ({there})"
+            )
+    parts = ", ".join(f"{_amounts(bundle, bundle)} for stage {stage}" for stage, bundle in enumerate(bundles))
+    return (
+        f"the gang waits for {parts}: the nodes{having} are large enough one by one,"
+        " but something else runs there, or the stages compete"
+    )
+
+
+def _fits(bundle: Resources, node: Resources) -> bool:
+    return all(node.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def _amounts(names: Resources, given: Resources) -> str:
+    return " and ".join(f"{given.get(name, 0.0):g} {name}" for name in names)

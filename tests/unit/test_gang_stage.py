@@ -1,0 +1,101 @@
+"""A pipeline stage's KV layout, its place between others, and sequences whose tokens others sample."""
+
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import torch
+
+from warmroot.actors.engine.plan import NewSequence
+from warmroot.actors.parallel.solo import Done
+from warmroot.actors.parallel.stage import PipelineStage, stage_kv_layout
+from warmroot.actors.runner.sequences import SequenceTable
+from warmroot.cluster.kv_layout import KvLayout
+from warmroot.cluster.sampling_params import SamplingParams
+
+
+def test_a_stage_s_layers_keep_their_groups():
+    whole = KvLayout.of((None, 8, None, 8, None, 8), 4)
+    assert [group.layers for group in whole.groups] == [(0, 2, 4), (1, 3, 5)]
+    first, second = stage_kv_layout(whole, range(2)), stage_kv_layout(whole, range(2, 6))
+    assert [group.layers for group in first.groups] == [(0,), (1,)]
+    assert [group.layers for group in second.groups] == [(0, 2), (1, 3)]
+    assert (first.slots, second.slots) == (1, 2)
+    assert [group.window for group in second.groups] == [None, 8]
+    assert [second.place(layer) for layer in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_a_group_without_layers_here_is_kept():
+    whole = KvLayout.of((None, None, None, 8), 4)
+    assert len(whole.groups) == 4
+    stage = stage_kv_layout(whole, range(2))
+    assert [group.layers for group in stage.groups] == [(0,), (1,), (), ()]
+    assert stage.slots == 1
+
+
+def test_all_layers_are_the_whole():
+    whole = KvLayout.of((None, 8, 8, None, 8, 8), 16)
+    assert stage_kv_layout(whole, range(6)) == whole
+
+
+class Pipe:
+    """The pp group of two threads."""
+
+    size = 2
+
+    def __init__(self, rank: int, queue: SimpleQueue) -> None:
+        self.rank = rank
+        self._queue = queue
+
+    def send(self, x: torch.Tensor, dst: int) -> Done:
+        assert (self.rank, dst) == (0, 1)
+        self._queue.put(x)
+        return Done()
+
+    def recv(self, x: torch.Tensor, src: int) -> None:
+        assert (self.rank, src) == (1, 0)
+        x.copy_(self._queue.get(timeout=20))
+
+
+class Half:
+    spec = SimpleNamespace(hidden_size=3)
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def forward(self, token_ids, positions, kv, metadata, hidden):
+        if hidden is None:
+            return token_ids[:, None].float().expand(-1, 3).contiguous()
+        assert token_ids is None
+        return hidden * 10 + positions[:, None]
+
+
+def test_hidden_states_go_from_stage_to_stage():
+    queue: SimpleQueue = SimpleQueue()
+    first, second = (PipelineStage(Half(), Pipe(rank, queue)) for rank in range(2))
+    with ThreadPoolExecutor(1) as later:
+        for token_ids in (torch.tensor([4, 5]), torch.tensor([6])):
+            positions = torch.arange(len(token_ids))
+            found = later.submit(second.forward, token_ids, positions, None, ())
+            assert first.forward(token_ids, positions, None, ()) is None
+            expected = token_ids[:, None] * 10.0 + positions[:, None]
+            assert torch.equal(found.result(20), expected.expand(-1, 3))
+
+
+def test_a_table_learns_tokens_of_known_sequences():
+    table = SequenceTable(1, rows=1, columns=4)
+    for name in "ab":
+        table.add(
+            NewSequence(
+                request_id=name,
+                token_ids=[1, 2, 3],
+                num_prompt_tokens=3,
+                params=SamplingParams(),
+                seed=0,
+                num_computed=0,
+                block_tables=([1],),
+            )
+        )
+    table.drop(["b"])
+    table.learn([("a", [7]), ("b", [8]), ("a", [9, 10])])
+    assert table.history(table["a"]).tolist() == [1, 2, 3, 7, 9, 10]
+    assert table["a"].num_output == 3
