@@ -5,7 +5,6 @@ import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -23,7 +22,7 @@ from .groups import RankLists, make_groups
 from .plan_receiver import PlanReceiver
 from .rendezvous import join_store, serve_store
 from .shard import Shard
-from .stage import PipelineStage, StageDecoder, stage_kv_layout
+from .stage import PipelineStage, stage_kv_layout
 
 OnLost = Callable[[RankLostError], None]
 
@@ -103,16 +102,16 @@ class Rank:
             quantization=config.quantization,
             device=self._device,
             progress=progress,
-            **({"shard": shard} if world_size > 1 else {}),
+            shard=shard,
         )
-        layout = stage_kv_layout(whole, shard.layout.ranks[self._rank].layers)
+        layout = stage_kv_layout(whole, shard.own.layers)
         memory = config.kv.kv_cache_memory
         kv = config.kv._replace(
             kv_cache_memory=None if memory is None else memory // world_size,
             num_sharers=config.kv.num_sharers * world_size,
         )
         kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
-        stage = PipelineStage(cast(StageDecoder, decoder), shard.groups.pp)
+        stage = PipelineStage(decoder, shard.groups.pp)
         return ModelRunner(
             decoder,
             layout,

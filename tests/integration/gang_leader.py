@@ -13,7 +13,7 @@ from warmroot.cluster.topology import Topology
 if __name__ == "__main__":
     config = GangConfig(
         path=Path(sys.argv[1]),
-        topology=Topology(),
+        topology=Topology(tp=2),
         kv=KvMemoryConfig(block_size=4, num_kv_blocks=16),
         threads_per_rank=1,
         dtype="float32",
