@@ -19,6 +19,7 @@ from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..attention.native_backend import NativeAttention
 from ..layers.linear import Linear
+from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..parallel.collectives import Collectives
@@ -82,6 +83,7 @@ class FusedStep:
         """
         is_native = all(
             isinstance(layer.attention.backend, NativeAttention)
+            and isinstance(layer.mlp, GatedMLP)
             and all(
                 _own(linear) is not None
                 for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
@@ -162,6 +164,7 @@ class FusedStep:
 
 def _fill(struct: LayerStruct, layer: "DecoderLayer", group: int, rope: int, cache: KvCacheStruct) -> None:
     attention, mlp = layer.attention, layer.mlp
+    assert isinstance(mlp, GatedMLP)
     struct.attention_norm = _weight(layer.attention_norm)
     struct.attention_output_norm = _weight(layer.attention_output_norm)
     struct.mlp_norm = _weight(layer.mlp_norm)

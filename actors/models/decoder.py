@@ -12,11 +12,14 @@ from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
 from ..layers.embedding import Embedding, LogitGather
 from ..layers.mlp import GatedMLP
+from ..layers.moe import MoeMLP
+from ..layers.moe_dispatch import LocalDispatch, TokenExchange
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..parallel.collectives import Collectives
 from ..parallel.shard import Shard
 from .linears import Linears
+from .sparse import SparseBuilder
 from .tensors import OUTPUT, layer_prefix, rank_spec
 from .weights import Weights
 
@@ -32,7 +35,7 @@ class DecoderLayer:
     attention: SelfAttention
     attention_output_norm: RMSNorm | None
     mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp: GatedMLP | MoeMLP
     mlp_output_norm: RMSNorm | None
     rope: RopeSpec
     group: Collectives
@@ -164,7 +167,7 @@ class _LayerBuilder:
             attention=self._attention(prefix + "self_attn.", spec.layer_windows[index]),
             attention_output_norm=after_attention if sandwich else None,
             mlp_norm=self.norm(prefix + "pre_feedforward_layernorm.weight") if sandwich else after_attention,
-            mlp=self._mlp(prefix + "mlp."),
+            mlp=self._mlp(self.shard.own.layers[index]),
             mlp_output_norm=self.norm(prefix + "post_feedforward_layernorm.weight") if sandwich else None,
             rope=spec.rope if spec.layer_windows[index] is None else spec.rope_sliding or spec.rope,
             group=self.shard.groups.tp,
@@ -190,9 +193,29 @@ class _LayerBuilder:
             backend=self.backend,
         )
 
-    def _mlp(self, prefix: str) -> GatedMLP:
+    def _mlp(self, layer: int) -> GatedMLP | MoeMLP:
+        """Of a layer of the whole model."""
+        if self.shard.own.spec.is_sparse(layer):
+            return self._sparse().mlp(layer)
+        prefix = layer_prefix(layer) + "mlp."
         return GatedMLP(
             self.linears.linear(prefix + "gate_up_proj"),
             self.linears.linear(prefix + "down_proj"),
             self.spec.activation,
+        )
+
+    def _sparse(self) -> SparseBuilder:
+        layout, groups, own = self.shard.layout, self.shard.groups, self.shard.own
+        assert own.spec.moe is not None
+        assert layout.placement is not None
+        exchanges = layout.topology.exchanges_tokens
+        return SparseBuilder(
+            spec=own.spec,
+            moe=own.spec.moe,
+            weights=self.weights,
+            linears=self.linears,
+            placement=layout.placement,
+            ep_rank=own.place.ep_rank,
+            dispatch=TokenExchange(groups.ep, tp=layout.topology.tp) if exchanges else LocalDispatch(),
+            device=self.device,
         )

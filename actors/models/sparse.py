@@ -1,6 +1,5 @@
-"""Sparse layers of a decoder: which linears their experts are, and how the block is put together."""
+"""Sparse layers of a decoder: how the block is put together."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,21 +14,8 @@ from ..layers.moe import MoeMLP, SharedExpert
 from ..layers.moe_dispatch import Dispatch
 from ..layers.moe_router import Router
 from .linears import Linears
+from .tensors import SHARED_EXPERTS
 from .weights import Weights
-
-_SHARED = (".shared_expert.", ".shared_experts.")
-
-
-def sparse_linears(spec: ModelSpec, layer: int, experts: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """As ``fused_linears``, of one sparse MLP with these experts. Its gates are not among them: see ``Router``."""
-    fused: dict[str, tuple[str, ...]] = {}
-    groups = [list(expert_tensors(spec, layer, expert)) for expert in experts]
-    shared = [name for name in layer_tensors(spec, layer) if any(part in name for part in _SHARED)]
-    for names in [*groups, shared] if shared else groups:
-        gate, up, down = (name.removesuffix(".weight") for name in names)
-        prefix = gate.rpartition(".")[0]
-        fused |= {f"{prefix}.gate_up_proj": (gate, up), f"{prefix}.down_proj": (down,)}
-    return fused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +54,7 @@ class SparseBuilder:
         return Router(self.moe, self._exact(gate), bias)
 
     def _shared(self, layer: int) -> SharedExpert | None:
-        first = self._named(layer, *(f"{part}gate_proj.weight" for part in _SHARED))
+        first = self._named(layer, *(f"{part}gate_proj.weight" for part in SHARED_EXPERTS))
         if not first:
             return None
         gate = self._named(layer, ".shared_expert_gate.weight")

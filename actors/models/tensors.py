@@ -1,9 +1,10 @@
 """Which tensors a decoder wants, by Hugging Face's names, and which part of them a rank holds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...cluster.model_spec import ModelSpec
-from ...cluster.model_tensors import EMBEDDING, HEAD, Dims, dim_sizes
+from ...cluster.model_tensors import EMBEDDING, HEAD, Dims, dim_sizes, expert_tensors, layer_tensors
 from ...cluster.parallel_layout import ParallelLayout, RankLayout
 from ...cluster.topology import Topology
 
@@ -21,6 +22,10 @@ _MLP = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
 }
+
+
+SHARED_EXPERTS = (".shared_expert.", ".shared_experts.")
+"""How families name the experts that every token passes."""
 
 
 def slices(part: Part) -> tuple[slice, ...]:
@@ -83,9 +88,23 @@ def fused_linears(own: RankLayout) -> dict[str, tuple[str, ...]]:
         prefix = layer_prefix(layer)
         for name, parts in (_ATTENTION if own.spec.is_sparse(layer) else _ATTENTION | _MLP).items():
             fused[prefix + name] = tuple(prefix + part for part in parts)
+        if own.spec.is_sparse(layer):
+            fused |= sparse_linears(own.spec, layer, own.experts)
     if own.has_head:
         fused[OUTPUT] = (EMBEDDING if own.spec.tie_embeddings else HEAD,)
     return {name: tuple(part.removesuffix(".weight") for part in parts) for name, parts in fused.items()}
+
+
+def sparse_linears(spec: ModelSpec, layer: int, experts: Sequence[int]) -> dict[str, tuple[str, ...]]:
+    """As ``fused_linears``, of one sparse MLP with these experts. Its gates are not among them: see ``Router``."""
+    fused: dict[str, tuple[str, ...]] = {}
+    groups = [list(expert_tensors(spec, layer, expert)) for expert in experts]
+    shared = [name for name in layer_tensors(spec, layer) if any(part in name for part in SHARED_EXPERTS)]
+    for names in [*groups, shared] if shared else groups:
+        gate, up, down = (name.removesuffix(".weight") for name in names)
+        prefix = gate.rpartition(".")[0]
+        fused |= {f"{prefix}.gate_up_proj": (gate, up), f"{prefix}.down_proj": (down,)}
+    return fused
 
 
 def _read(own: RankLayout) -> dict[str, Dims]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from warmroot.actors.attention.kv_memory import KvMemory
+from warmroot.actors.models.decoder import Decoder
 from warmroot.actors.models.loader import load_model
 from warmroot.actors.models.spec import read_spec
 from warmroot.actors.parallel.collectives import Collectives
@@ -17,6 +18,8 @@ from warmroot.actors.parallel.shard import Shard
 from warmroot.cluster.kv_layout import KvGroup, KvLayout
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.topology import Topology
+
+from .greedy_harness import GreedyEngine
 
 LIMIT_S = 60.0
 
@@ -71,10 +74,10 @@ class GangMemory:
 class ThreadedGang:
     """Ranks that look like one decoder: its forward hands hidden states from stage to stage."""
 
-    def __init__(self, path: Path, topology: Topology, **options: Any) -> None:
+    def __init__(self, path: Path, topology: Topology, *, num_redundant_experts: int = 0, **options: Any) -> None:
         self.spec = read_spec(path)
         self.topology = topology
-        layout = ParallelLayout.of(self.spec, topology)
+        layout = ParallelLayout.of(self.spec, topology, num_redundant_experts=num_redundant_experts)
         meetings = [Meeting(topology.tp) for _ in topology.tp_groups]
         self.groups = [
             ThreadGroup(rank % topology.tp, topology.tp, meetings[rank // topology.tp])
@@ -129,6 +132,14 @@ class ThreadedGang:
 
     def _together(self, ranks: list[int], run: Callable[[int], Any]) -> list[Any]:
         return list(self._threads.map(run, ranks))
+
+
+def greedy_engine(gang: ThreadedGang, num_blocks: int, options: dict | None = None) -> GreedyEngine:
+    """``GreedyEngine`` over the gang, with the ranks' own KV."""
+    engine = GreedyEngine(cast(Decoder, gang), num_blocks=num_blocks, options=options or {})
+    runner: Any = engine.runner
+    runner._kv = gang.memory(runner.layout, num_blocks)
+    return engine
 
 
 def stage_layout(layout: KvLayout, layers: range) -> KvLayout:

@@ -26,7 +26,8 @@ from warmroot.actors.layers.linear import DenseMethod, Linear, LinearMethod
 from warmroot.actors.layers.moe import MoeMLP
 from warmroot.actors.layers.moe_dispatch import LocalDispatch
 from warmroot.actors.models.safetensors_source import SafetensorsSource
-from warmroot.actors.models.sparse import SparseBuilder, sparse_linears
+from warmroot.actors.models.sparse import SparseBuilder
+from warmroot.actors.models.tensors import sparse_linears
 from warmroot.actors.models.weights import Weights
 from warmroot.cluster.expert_placement import initial_placement
 from warmroot.cluster.model_config import DESCRIBED, spec_from_hf

@@ -1,19 +1,18 @@
 """A model cut over ranks computes what the whole one does: logits and greedy tokens."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.models import loader
-from warmroot.actors.models.decoder import Decoder
 from warmroot.actors.models.loader import load_model
 from warmroot.cluster.topology import Topology
 
 from .conftest import FAMILIES, PagedSequences
 from .greedy_harness import GreedyEngine
-from .sharded_harness import ThreadedGang
+from .sharded_harness import ThreadedGang, greedy_engine
 
 TP2, PP2, TP2_PP2 = Topology(tp=2), Topology(pp=2), Topology(tp=2, pp=2)
 CPU = torch.device("cpu")
@@ -36,13 +35,6 @@ def logits(decoder: Any) -> torch.Tensor:
     if isinstance(decoder, ThreadedGang):
         sequences.kv = decoder.memory(sequences.layout, 400)
     return torch.cat([torch.cat(list(sequences.step(chunk).values())) for chunk in CHUNKS])
-
-
-def greedy_engine(gang: ThreadedGang, num_blocks: int, options: dict | None = None) -> GreedyEngine:
-    engine = GreedyEngine(cast(Decoder, gang), num_blocks=num_blocks, options=options or {})
-    runner: Any = engine.runner
-    runner._kv = gang.memory(runner.layout, num_blocks)
-    return engine
 
 
 @pytest.mark.parametrize("topology", [TP2, PP2, TP2_PP2], ids=["tp2", "pp2", "tp2-pp2"])
