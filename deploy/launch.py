@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +20,7 @@ from ..actors.models.source import resolve_model
 from ..actors.models.spec import model_len, read_spec
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
+from ..router.openai.cluster_state import ReplicaStatus
 from .app import APP_NAME, build_app, replica_threads
 from .handle import Handle, connect
 from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
@@ -27,6 +28,8 @@ from .runs_on import runs_on
 from .startup_display import StartupDisplay
 
 POLL_S = 0.1
+_HEARSAY_S = 3.0
+"""How long the announcement waits for what the bus has to tell."""
 
 
 def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> Handle:
@@ -133,11 +136,19 @@ def endpoint(config: WarmrootConfig) -> str:
 def _announce(console: Console, config: WarmrootConfig, handle: Handle) -> None:
     url, name = endpoint(config), config.model.names[0]
     console.print(f"[bold]{name}[/] is served at [bold]{url}/v1[/] by {config.deploy.num_replicas} replica(s)")
-    for line in runs_on(asdict(replica.info) for replica in handle.replicas()):
+    for line in runs_on(asdict(replica.info) for replica in _known_replicas(handle, config.deploy.num_replicas)):
         console.print("  " + line, highlight=False)
     console.print(f"  warmroot chat --url {url}      talk to it", highlight=False)
     console.print(f"  warmroot status --url {url}    look at its replicas", highlight=False)
     console.print(f"  {url}/docs                     the API        Ctrl-C stops it", highlight=False)
+
+
+def _known_replicas(handle: Handle, wanted: int) -> Sequence[ReplicaStatus]:
+    """What the handle knows of, which it hears from the bus a moment after the replicas are ready."""
+    deadline = time.monotonic() + _HEARSAY_S
+    while len(handle.replicas()) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return handle.replicas()
 
 
 def _wait_until_running(display: StartupDisplay) -> None:
