@@ -98,9 +98,14 @@ class ShardWorkers:
         if self._ended.is_set():
             return
         self._ended.set()
+        self._wait()
+        self.kill()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until all ranks have left their loops, or died in them."""
         if self._runs:
             ray.wait(self._runs, num_returns=len(self._runs), timeout=_GRACE_S)
-        self.kill()
 
 
 def _guarded(rank: int, call: Callable[[], _T]) -> _T:
