@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 WITHOUT_NATIVE = (
-    "Without native kernels a CPU decodes several times slower: install a C++ compiler (g++ or clang), then install"
+    "Without native kernels a CPU decodes two to four times slower: install a C++ compiler (g++ or clang), then install"
     " Warmroot again or run make kernels."
 )
 
