@@ -7,11 +7,10 @@ from .model_spec import Architecture
 
 DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 """Families without experts: those that are read from GGUF files, which stack a layer's experts in one tensor."""
-SERVED: tuple[Architecture, ...] = (*DENSE, "mixtral", "qwen2_moe", "qwen3_moe")
+SERVED: tuple[Architecture, ...] = (*DENSE, "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 """The families that the decoder runs. All others are refused when a model is read, unless one asks for DESCRIBED."""
 DESCRIBED: tuple[Architecture, ...] = (
     *SERVED,
-    "olmoe",
     "deepseek_v2",
     "deepseek_v3",
 )

@@ -84,6 +84,8 @@ class FusedStep:
         is_native = all(
             isinstance(layer.attention.backend, NativeAttention)
             and isinstance(layer.mlp, GatedMLP)
+            and layer.attention.qk_norm is None
+            and layer.attention.clip is None
             and all(
                 _own(linear) is not None
                 for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)

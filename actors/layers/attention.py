@@ -6,7 +6,7 @@ import torch
 
 from ..attention.interface import AttentionBackend, AttentionMetadata
 from .linear import Linear
-from .norm import RMSNorm
+from .norm import QueryKeyNorm, RMSNorm
 from .rotary import rotate
 
 
@@ -25,6 +25,10 @@ class SelfAttention:
     window: int | None
     softcap: float | None
     backend: AttentionBackend
+    qk_norm: QueryKeyNorm | None = None
+    """Over all heads, where ``q_norm`` and ``k_norm`` are those of single heads."""
+    clip: float | None = None
+    """Bound of queries, keys and values before rotation."""
 
     def __call__(
         self,
@@ -36,7 +40,12 @@ class SelfAttention:
     ) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; this step's keys and values are appended to the cache."""
         num_qk = self.num_heads + self.num_kv_heads
-        qkv = self.qkv.apply(x).view(x.shape[0], num_qk + self.num_kv_heads, self.head_dim)
+        flat = self.qkv.apply(x)
+        if self.qk_norm is not None:
+            self.qk_norm(flat)
+        if self.clip is not None:
+            flat.clamp_(-self.clip, self.clip)
+        qkv = flat.view(x.shape[0], num_qk + self.num_kv_heads, self.head_dim)
         qk = qkv[:, :num_qk]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])), 1)

@@ -1,8 +1,9 @@
-"""Root mean square norm (Zhang and Sennrich, 2019)."""
+"""Root mean square norms (Zhang and Sennrich, 2019)."""
 
 import torch
 
 from ..kernels.pointwise import is_native_input
+from ..parallel.collectives import Collectives
 
 
 class RMSNorm:
@@ -28,3 +29,37 @@ class RMSNorm:
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return wide.div(length.hypot_(self._floor)).mul_(self._scaled).to(x.dtype)
+
+
+class QueryKeyNorm:
+    """One norm of all heads' queries and one of all heads' keys (OLMoE).
+
+    Ranks of a ``group`` have parts of both vectors, which are ``sizes`` long; each key is on ``kv_ranks`` of them.
+    """
+
+    def __init__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        eps: float,
+        *,
+        sizes: tuple[int, int],
+        kv_ranks: int,
+        group: Collectives,
+    ) -> None:
+        """``queries`` and ``keys`` are the rank's parts of the norms' weights."""
+        self._weights = (queries.float(), keys.float())
+        self._counted = torch.tensor([1.0, 1.0 / kv_ranks], device=queries.device)
+        self._sizes = torch.tensor(sizes, device=queries.device)
+        self._eps = eps
+        self._group = group
+
+    def __call__(self, qkv: torch.Tensor) -> None:
+        """[T, queries + keys + values], in place."""
+        queries, keys = (len(weight) for weight in self._weights)
+        parts = (qkv[:, :queries], qkv[:, queries : queries + keys])
+        squares = torch.stack([part.float().square().sum(1) for part in parts], 1) * self._counted
+        self._group.all_reduce(squares)
+        scales = (squares / self._sizes + self._eps).rsqrt_()
+        for part, weight, scale in zip(parts, self._weights, scales.unbind(1), strict=True):
+            part.copy_(part.float() * scale.unsqueeze(1) * weight)

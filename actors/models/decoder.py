@@ -14,7 +14,7 @@ from ..layers.embedding import Embedding, LogitGather
 from ..layers.mlp import GatedMLP
 from ..layers.moe import MoeMLP
 from ..layers.moe_dispatch import LocalDispatch, TokenExchange
-from ..layers.norm import RMSNorm
+from ..layers.norm import QueryKeyNorm, RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..parallel.collectives import Collectives
 from ..parallel.shard import Shard
@@ -179,11 +179,12 @@ class _LayerBuilder:
 
     def _attention(self, prefix: str, window: int | None) -> SelfAttention:
         spec = self.spec
+        by_head = spec.qk_norm and not spec.qk_norm_whole
         return SelfAttention(
             qkv=self.linears.linear(prefix + "qkv_proj"),
             out=self.linears.linear(prefix + "o_proj"),
-            q_norm=self.norm(prefix + "q_norm.weight") if spec.qk_norm else None,
-            k_norm=self.norm(prefix + "k_norm.weight") if spec.qk_norm else None,
+            q_norm=self.norm(prefix + "q_norm.weight") if by_head else None,
+            k_norm=self.norm(prefix + "k_norm.weight") if by_head else None,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -191,6 +192,20 @@ class _LayerBuilder:
             window=window,
             softcap=spec.attention_softcap,
             backend=self.backend,
+            qk_norm=self._qk_norm(prefix) if spec.qk_norm_whole else None,
+            clip=spec.qkv_clip,
+        )
+
+    def _qk_norm(self, prefix: str) -> QueryKeyNorm:
+        own = self.shard.own
+        queries, keys = (self.weights.take(f"{prefix}{part}_norm.weight").to(self.device) for part in "qk")
+        return QueryKeyNorm(
+            queries,
+            keys,
+            own.spec.norm_eps,
+            sizes=(own.spec.num_heads * own.spec.head_dim, own.spec.num_kv_heads * own.spec.head_dim),
+            kv_ranks=own.heads.kv_ranks,
+            group=self.shard.groups.tp,
         )
 
     def _mlp(self, layer: int) -> GatedMLP | MoeMLP:

@@ -28,8 +28,10 @@ FAMILIES = {
         "Qwen3MoeForCausalLM",
         {**HEADS, "num_experts": 8, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16},
     ),
+    "olmoe": Family("OlmoeForCausalLM", {**HEADS, "num_experts": 8, "clip_qkv": 1.5}),
 }
 CUTS = {
+    "tp4": (Topology(tp=4), 0),  # KV heads on two ranks each
     "tp2": (Topology(tp=2), 0),
     "pp2": (Topology(pp=2), 0),
     "tp2-ep2": (Topology(tp=2, ep=2), 0),
