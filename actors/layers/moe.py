@@ -49,16 +49,22 @@ class MoeMLP:
         self._ep_rank = ep_rank
         self._shared = shared
         self._dispatch = dispatch
-        self._device = device
+        self.device = device
         self._loads = np.zeros(placement.num_experts, np.int64)
         self.place(placement, mlps)
 
     def place(self, placement: ExpertPlacement, mlps: Sequence[GatedMLP]) -> None:
         """Use another placement from the next call on; all ranks of the ep group must do so between the same calls."""
+        self.placement = placement
         self._experts = RankExperts(
             mlps, self._ep_rank * placement.slots_per_rank, placement.num_ranks * placement.slots_per_rank
         )
-        self._turn_table = torch.tensor(placement.turn_table(), device=self._device)
+        self._turn_table = torch.tensor(placement.turn_table(), device=self.device)
+
+    @property
+    def mlps(self) -> Sequence[GatedMLP]:
+        """In the rank's slots."""
+        return self._experts.mlps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]: the rank's part, to be summed over the tp group."""
@@ -88,5 +94,5 @@ class MoeMLP:
     def _copies(self, experts: torch.Tensor) -> torch.Tensor:
         """[T, k] experts -> the copies that the tokens go to, round robin."""
         first = self._dispatch.first_turn
-        turns = torch.arange(first, first + len(experts), device=self._device) % self._turn_table.shape[1]
+        turns = torch.arange(first, first + len(experts), device=self.device) % self._turn_table.shape[1]
         return self._turn_table[experts, turns[:, None]]
