@@ -6,9 +6,11 @@ import torch
 from layout_models import model
 from moe_harness import Block, moe_spec, tokens
 
+from warmroot.actors.layers.moe_balance import ExpertBalancer, move_experts
 from warmroot.actors.parallel.groups import RankLists, make_groups
 from warmroot.actors.parallel.rendezvous import join_store
-from warmroot.cluster.expert_placement import initial_placement
+from warmroot.cluster.expert_moves import plan_moves
+from warmroot.cluster.expert_placement import ExpertPlacement, initial_placement
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.step_traffic import exchange_bytes
 from warmroot.cluster.topology import Topology
@@ -43,6 +45,15 @@ def main(rank: int, topology: Topology, port: int) -> None:
         expected = exchange_bytes(layout, sent_rows(block, topology, inputs, placement), rank, 4)
         assert counted["counts"] == expected["counts"]
         assert counted["all_to_all"] == expected["dispatch"] + expected["combine"], (counted, expected)
+    balancer, x = ExpertBalancer([mlp], groups.ep), tokens(9, seed=rank // topology.tp)
+    plan = balancer.balance(0)
+    others = ExpertPlacement(8, mlp.placement.slots[::-1])
+    mlp.place(others, move_experts(plan_moves(mlp.placement, others), mlp.mlps, groups.ep))
+    out = mlp(x)
+    groups.tp.all_reduce(out)
+    torch.testing.assert_close(out, block.reference(x), rtol=1e-5, atol=2e-6)
+    plans = groups.ep.all_gather(torch.tensor(others.slots if plan is None else plan.placement.slots))
+    assert (plans == plans[0]).all()
     groups.control.barrier()
     groups.close()
 

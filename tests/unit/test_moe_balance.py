@@ -61,24 +61,24 @@ def test_what_cannot_be_sent_is_named():
         move_experts([], [mlp], ThreadGroup.__new__(ThreadGroup))
 
 
-@pytest.mark.parametrize(("topology", "bar"), [(Topology(ep=4), 1.15), (Topology(tp=4, ep=4), 1.15)])
-def test_skewed_loads_become_even_while_the_ranks_serve(topology, bar):
-    """32 experts, a few of which have most of the work: max / mean load of ranks from over 2 to at most 1.15."""
+@pytest.mark.parametrize("topology", [Topology(ep=4), Topology(tp=4, ep=4)], ids=["exchange", "local"])
+def test_skewed_loads_become_even_while_the_ranks_serve(topology):
+    """32 experts, a few of which have most of the work, 16 copies: max / mean load of the ranks falls below 1.15."""
     block = Block.random(moe_spec(num_experts=32, experts_per_token=2))
     block = replace(block, correction=0.6 / torch.arange(1, 33), gate=0.5 * block.gate)
-    placement, others = initial_placement(32, 4, 16), topology.attention_dp
+    placement, is_local = initial_placement(32, 4, 16), topology.attention_dp == 1
 
     def body(rank: int, group: ThreadGroup) -> list[int]:
         mlp = block.rank(topology, rank, group, placement)
         balancer, work = ExpertBalancer([mlp], group, period=2), []
         for step in range(8):
-            x = tokens(400, seed=100 * step + (rank if others > 1 else 0))
+            x = tokens(400, seed=100 * step + (0 if is_local else rank))
             rows: list[int] = []
             counting = [Counted(expert, rows) for expert in mlp.mlps]
             mlp._experts = replace(mlp._experts, mlps=counting)
             out = mlp(x)
             mlp._experts = replace(mlp._experts, mlps=[counted.mlp for counted in counting])
-            if others > 1 and step in (0, 7):
+            if not is_local and step in (0, 7):
                 torch.testing.assert_close(out[:20], block.reference(x[:20]), rtol=1e-5, atol=2e-6)
             work.append(sum(rows))
             balancer.after_step()
@@ -87,7 +87,7 @@ def test_skewed_loads_become_even_while_the_ranks_serve(topology, bar):
     work = torch.tensor(run_ranks(4, body))
     imbalance = (work.max(0).values * 4 / work.sum(0)).tolist()
     assert imbalance[0] > 1.5, imbalance
-    assert max(imbalance[4:]) <= bar, imbalance
+    assert max(imbalance[4:]) <= 1.15, imbalance
 
 
 class Counted:
