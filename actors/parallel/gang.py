@@ -65,7 +65,9 @@ class RankState:
 class GangExecutor:
     """Sends plans to all ranks and takes the result of those that sample. Implements ``Executor``.
 
-    A gang lives and dies whole: with a rank that is lost, or a step that fails, all processes end.
+    A gang lives and dies whole: with a rank that is lost, or a step that fails, all processes end. Where there are more
+    ranks of experts than of attention, every attention group runs all requests, and the first one answers: that spreads
+    the experts' memory, not the work.
     """
 
     chains = False
@@ -143,7 +145,7 @@ def start_gang(
         topology.world_size,
         token,
         host=crew.address,
-        sampling_ranks=topology.sampling_ranks,
+        sampling_ranks=topology.sampling_ranks[:1],
         deadline_s=config.step_s,
         silence_s=silence_s,
         on_lost=lambda error: crew.kill(),

@@ -30,10 +30,12 @@ OnLost = Callable[[RankLostError], None]
 class RankLoop:
     """Plans from the leader to the runner, and what it sampled back."""
 
-    def __init__(self, runner: ModelRunner, receiver: PlanReceiver, *, samples: bool) -> None:
+    def __init__(self, runner: ModelRunner, receiver: PlanReceiver, *, samples: bool, answers: bool) -> None:
+        """Ranks that sample append what they sampled; one of them ``answers``."""
         self._runner = runner
         self._receiver = receiver
         self._samples = samples
+        self._answers = answers
 
     def run(self) -> None:
         """Until the leader closes the gang. Raises RankLostError."""
@@ -42,7 +44,7 @@ class RankLoop:
                 self._runner.learn(delivery.sampled)
             self._runner.submit(delivery.plan)
             result = self._runner.result()
-            if self._samples or result.error is not None:
+            if self._answers or result.error is not None:
                 self._receiver.reply(result)
 
 
@@ -67,7 +69,6 @@ class Rank:
         num_threads = use_threads(config.threads_per_rank)
         layout = config.layout()
         self._config, self._meeting = config, meeting
-        self._samples = layout.ranks[self._rank].samples
         store = self._store or join_store(*meeting.store, config.start_s)
         votes = _Votes(store, self._rank, config.topology.world_size)
         votes.least("here", 0)
@@ -135,8 +136,10 @@ class Rank:
             deadline_s=config.step_s,
             on_lost=on_lost,
         )
+        topology = config.topology
+        samples, answers = topology.samples(self._rank), self._rank == topology.sampling_ranks[0]
         try:
-            RankLoop(self._runner, receiver, samples=self._samples).run()
+            RankLoop(self._runner, receiver, samples=samples, answers=answers).run()
         finally:
             receiver.close()
             self._groups.close()

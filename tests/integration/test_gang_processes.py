@@ -145,6 +145,40 @@ def test_a_killed_or_stopped_rank_ends_the_gang(start, topology, how):
     assert_gone(crew.pids)
 
 
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    torch.manual_seed(3)
+    config = transformers.MixtralConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=256,
+        sliding_window=None,
+        eos_token_id=2,
+    )
+    model = transformers.MixtralForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.2)
+    path = tmp_path_factory.mktemp("sparse")
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("topology", [Topology(tp=2, ep=2), Topology(ep=2)], ids=["tp 2 ep 2", "ep 2"])
+def test_the_same_tokens_with_experts_spread(sparse, topology):
+    expected = outputs(load_runner(sparse, dtype="float32", kv=KV))
+    executor = start_gang(RankProcesses(gang_config(sparse, topology)))
+    try:
+        assert outputs(executor) == expected
+    finally:
+        executor.shutdown()
+
+
 def test_a_model_that_cannot_be_loaded(folder):
     crew = RankProcesses(gang_config(folder / "missing", Topology()))
     with pytest.raises(ModelLoadError, match=r"missing: no config\.json"):

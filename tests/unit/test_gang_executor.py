@@ -94,7 +94,8 @@ class ThreadCrew:
     def _run(self, meeting: Meeting, rank: int, runner: FakeRunner) -> None:
         receiver = PlanReceiver(meeting.leader, meeting.token, rank, connect_s=WAIT_S)
         try:
-            RankLoop(runner, receiver, samples=self.config.topology.samples(rank)).run()
+            topology = self.config.topology
+            RankLoop(runner, receiver, samples=topology.samples(rank), answers=rank == topology.sampling_ranks[0]).run()
         except RankLostError:
             pass
         finally:
