@@ -49,7 +49,8 @@ class LogitGather:
         """[R, this rank's tokens] -> [R, vocab] on the first rank, None on the others."""
         if self._group.size == 1:
             return part
-        parts = self._group.gather(F.pad(part, (0, self._widths[0] - part.shape[1])), 0)
+        missing = self._widths[0] - part.shape[1]
+        parts = self._group.gather(F.pad(part, (0, missing)) if missing else part, 0)
         if parts is None:
             return None
         return torch.cat([rows[:, :width] for rows, width in zip(parts, self._widths, strict=True)], 1)

@@ -12,10 +12,12 @@ from safetensors.torch import save_file
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.models.loader import load_model
+from warmroot.actors.models.source import resolve_model
 from warmroot.actors.models.spec import read_spec
 from warmroot.actors.models.tensors import wanted_tensors
 from warmroot.actors.parallel.rendezvous import serve_store
 from warmroot.actors.parallel.shared_memory import can_share_memory
+from warmroot.cluster.errors import ModelLoadError
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.step_traffic import step_traffic
 from warmroot.cluster.topology import Topology
@@ -59,12 +61,13 @@ def folder(request, tmp_path) -> Path:
     return tmp_path
 
 
-def run_ranks(folder: Path, tp: int, dtype: str = "float32") -> list[dict]:
+def run_ranks(model: Path, tp: int, cache: Path) -> list[dict]:
+    """What the ranks print; ``cache`` is where they keep packed weights."""
     store = serve_store("127.0.0.1", LIMIT_S)
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), str(tp), str(rank), str(store.port), dtype],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [sys.executable, str(SCRIPT), str(model), str(tp), str(rank), str(store.port), "float32"],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "WARMROOT_CACHE_DIR": str(cache)},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,7 +88,7 @@ def run_ranks(folder: Path, tp: int, dtype: str = "float32") -> list[dict]:
 def test_native_sums_between_the_halves_of_a_step(folder):
     whole = compute(load_model(folder, dtype="float32", device=torch.device("cpu")))
     assert whole is not None
-    first, second = run_ranks(folder, 2)
+    first, second = run_ranks(folder, 2, folder / "cache")
     assert (first["group"], first["fused"]) == ("SharedMemoryGroup", True)
     torch.testing.assert_close(torch.tensor(first["logits"]), torch.tensor(whole), atol=1e-4, rtol=1e-5)
     assert second["logits"] is None
@@ -95,3 +98,17 @@ def test_native_sums_between_the_halves_of_a_step(folder):
     for rank in (first, second):
         assert rank["sums"] == sum(transfer.count for transfer in planned)
         assert rank["sum_bytes"] == sum(transfer.count * transfer.payload for transfer in planned)
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not can_share_memory(native()), reason="no native library with shared memory")
+def test_no_rank_reads_the_whole_model(tmp_path):
+    """Loading for the first time, which packs the weights, takes little more than half of the memory."""
+    try:
+        smollm2 = resolve_model("smollm2")
+    except ModelLoadError as error:
+        pytest.skip(str(error))
+    (whole,) = run_ranks(smollm2, 1, tmp_path)
+    assert whole["load_bytes"] > 300e6
+    for rank in run_ranks(smollm2, 2, tmp_path):
+        assert rank["load_bytes"] <= 0.6 * whole["load_bytes"]
