@@ -64,15 +64,15 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.kv_dtype = kv_dtype or decoder.dtype
         self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
-        self._forward: Forward = forward or decoder.forward
+        self._stage = forward
         self._kv = KvMemory.allocate(
             layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device, decoder.backend
         )
         self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
-        # Others than flash-attention read lengths on the host, which no recording can repeat; nor can it hop.
-        records = isinstance(decoder.backend, FlashAttention) and forward is None
+        # What reads lengths or counts on the host (torch's attention, experts), or hops, no recording can repeat.
+        records = isinstance(decoder.backend, FlashAttention) and forward is None and spec.moe is None
         self._decodes = self._graphs(eager, max_num_seqs) if records else eager
         self._plans: deque[StepPlan] = deque()
 
@@ -121,9 +121,15 @@ class ModelRunner:
             for state, token_id, entry in zip(states, sampled.token_ids, sampled.logprobs, strict=True)
         ]
 
+    def _run_layers(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: tuple[AttentionMetadata, ...]
+    ) -> torch.Tensor | None:
+        forward = self._stage or self.decoder.forward
+        return forward(token_ids, positions, self._kv, metadata)
+
     def _logits(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor | None:
         metadata = batch.metadata(max_seqlen_k)
-        hidden = self._forward(batch.token_ids, batch.positions, self._kv, metadata)
+        hidden = self._run_layers(batch.token_ids, batch.positions, metadata)
         return None if hidden is None else self.decoder.logits(hidden)
 
     def _decode_batch(self, size: int) -> DecodeBatch:
@@ -139,9 +145,7 @@ class ModelRunner:
 
     def _mixed(self, plan: StepPlan) -> list[SequenceResult]:
         batch = pack(self._sequences, plan, self.layout.block_size)
-        hidden = self._forward(
-            self._tensor(batch.token_ids), self._tensor(batch.positions), self._kv, self._metadata(batch)
-        )
+        hidden = self._run_layers(self._tensor(batch.token_ids), self._tensor(batch.positions), self._metadata(batch))
         if hidden is None:
             return []
         prompt = self._prompt_logprobs(batch, hidden)
