@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..cluster.errors import EngineError, RankLostError, WarmrootError
 from .parallel.gang import Progress
-from .parallel.gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .parallel.gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .parallel.rank import Rank
 from .placement import Resources
 
@@ -39,6 +39,10 @@ class ShardWorker:
         """See ``Rank``."""
         return self._rank.join(config, meeting)
 
+    def times(self) -> RankTimes:
+        """See ``Rank``."""
+        return self._rank.times()
+
     def run(self) -> None:
         """See ``Rank``. The process ends with a leader that is lost."""
         self._rank.run(_leave)
@@ -61,6 +65,7 @@ class ShardWorkers:
                 num_gpus=rank_resources.get("GPU", 0.0),
                 resources=others,
                 max_restarts=0,
+                max_concurrency=2,  # it tells of its times while it runs
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=place.stage, placement_group_capture_child_tasks=True
                 ),
@@ -87,6 +92,15 @@ class ShardWorkers:
             reports[rank] = _guarded(rank, lambda ready=ready: ray.get(ready[0]))
         self._runs = [worker.run.remote() for worker in self._workers]
         return [reports[rank] for rank in sorted(reports)]
+
+    def times(self) -> list[RankTimes]:
+        """See ``Crew``."""
+        asked = [worker.times.remote() for worker in self._workers]
+        deadline_s = self.config.step_s
+        return [
+            _guarded(rank, lambda ref=ref: cast(RankTimes, ray.get(ref, timeout=deadline_s)))
+            for rank, ref in enumerate(asked)
+        ]
 
     def kill(self) -> None:
         """See ``Crew``."""
@@ -115,9 +129,9 @@ def _guarded(rank: int, call: Callable[[], _T]) -> _T:
         cause = error.cause
         raise cause if isinstance(cause, WarmrootError) else EngineError(f"rank {rank}: {cause!r}") from error
     except RayActorError as error:
-        raise RankLostError(f"rank {rank} ended while it started: {str(error).splitlines()[0]}") from error
+        raise RankLostError(f"rank {rank} has ended: {str(error).splitlines()[0]}") from error
     except GetTimeoutError:
-        raise RankLostError(f"rank {rank}: not ready in time") from None
+        raise RankLostError(f"rank {rank} does not answer in time") from None
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ...cluster.errors import RankLostError
 from ...cluster.kv_layout import KvLayout
 from ..engine.plan import StepPlan, StepResult
-from .gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .plan_sender import PlanSender
 from .pulse import SILENCE_S
 
@@ -39,6 +39,10 @@ class Crew(Protocol):
 
     def join(self, meeting: Meeting, progress: Progress) -> list[RankReport]:
         """Wait until every rank is ready, then let them connect. Raises what a rank raised, RankLostError."""
+        ...
+
+    def times(self) -> list[RankTimes]:
+        """Of all ranks, in order. Raises RankLostError."""
         ...
 
     def kill(self) -> None:
@@ -118,6 +122,10 @@ class GangExecutor:
         """Let the ranks go, and return when their processes have ended. Idempotent."""
         self._sender.close()
         self._crew.end()
+
+    def times(self) -> list[RankTimes]:
+        """What the ranks spend their time on. Raises RankLostError."""
+        return self._crew.times()
 
     def ranks(self) -> list[RankState]:
         """All ranks, in order."""

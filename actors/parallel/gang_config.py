@@ -67,3 +67,17 @@ class RankReport:
     kv_dtype: str
     weights_format: str
     num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """What a rank has spent its time on since it was ready, in seconds."""
+
+    rank: int
+    num_steps: int
+    idle_s: float
+    """Without a plan."""
+    bubble_s: float
+    """With a plan, but waiting for the stage before."""
+    busy_s: float
+    """In its own layers, sums with its tensor-parallel peers included."""

@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ..models.weights import Progress
 from ..runner.load import kv_memory_for
 from ..runner.runner import ModelRunner
 from ..runner.threads import use_threads
-from .gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .groups import RankLists, make_groups
 from .plan_receiver import PlanReceiver
 from .rendezvous import join_store, serve_store
@@ -32,6 +33,10 @@ class RankLoop:
 
     def __init__(self, runner: ModelRunner, receiver: PlanReceiver, *, samples: bool, answers: bool) -> None:
         """Ranks that sample append what they sampled; one of them ``answers``."""
+        self.num_steps = 0
+        self.idle_s = 0.0
+        """Waiting for plans."""
+        self.step_s = 0.0
         self._runner = runner
         self._receiver = receiver
         self._samples = samples
@@ -39,13 +44,19 @@ class RankLoop:
 
     def run(self) -> None:
         """Until the leader closes the gang. Raises RankLostError."""
+        done = time.perf_counter()
         while (delivery := self._receiver.receive()) is not None:
+            began = time.perf_counter()
+            self.idle_s += began - done
             if not self._samples:
                 self._runner.learn(delivery.sampled)
             self._runner.submit(delivery.plan)
             result = self._runner.result()
             if self._answers or result.error is not None:
                 self._receiver.reply(result)
+            done = time.perf_counter()
+            self.step_s += done - began
+            self.num_steps += 1
 
 
 class Rank:
@@ -57,6 +68,8 @@ class Rank:
         self._address = address
         self._device = device
         self._store: Store | None = None
+        self._stage: PipelineStage | None = None
+        self._loop: RankLoop | None = None
 
     def serve_store(self, start_s: float) -> StoreAddress:
         """On rank 0 only, before any rank joins: where they meet."""
@@ -112,7 +125,7 @@ class Rank:
             num_sharers=config.kv.num_sharers * world_size,
         )
         kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
-        stage = PipelineStage(decoder, shard.groups.pp)
+        stage = self._stage = PipelineStage(decoder, shard.groups.pp)
         return ModelRunner(
             decoder,
             layout,
@@ -138,11 +151,25 @@ class Rank:
         )
         topology = config.topology
         samples, answers = topology.samples(self._rank), self._rank == topology.sampling_ranks[0]
+        self._loop = RankLoop(self._runner, receiver, samples=samples, answers=answers)
         try:
-            RankLoop(self._runner, receiver, samples=samples, answers=answers).run()
+            self._loop.run()
         finally:
             receiver.close()
             self._groups.close()
+
+    def times(self) -> RankTimes:
+        """So far. May be called from another thread while it runs."""
+        loop, bubble_s = self._loop, 0.0 if self._stage is None else self._stage.waited_s
+        if loop is None:
+            return RankTimes(rank=self._rank, num_steps=0, idle_s=0.0, bubble_s=0.0, busy_s=0.0)
+        return RankTimes(
+            rank=self._rank,
+            num_steps=loop.num_steps,
+            idle_s=loop.idle_s,
+            bubble_s=bubble_s,
+            busy_s=loop.step_s - bubble_s,
+        )
 
 
 class _Votes:

@@ -20,7 +20,7 @@ import torch
 
 from ...cluster.errors import EngineError, RankLostError, WarmrootError
 from .gang import Progress
-from .gang_config import GangConfig, Meeting, RankReport, StoreAddress
+from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .rank import Rank
 
 ADDRESS = "127.0.0.1"
@@ -81,6 +81,13 @@ class RankProcesses:
                 loaded[child.rank] = message
                 progress(sum(done for done, _ in loaded.values()), sum(total for _, total in loaded.values()))
         return [reports[rank] for rank in sorted(reports)]
+
+    def times(self) -> list[RankTimes]:
+        """See ``Crew``."""
+        end = time.monotonic() + self.config.step_s
+        for child in self._children:
+            child.tell(None)
+        return [self._next([child], end)[1] for child in self._children]
 
     def kill(self) -> None:
         """See ``Crew``."""
@@ -153,7 +160,7 @@ class _Child:
             with suppress(subprocess.TimeoutExpired):  # its connection ends a moment before it does
                 self.process.wait(_TERM_S)
             code = self.process.returncode
-            raise RankLostError(f"rank {self.rank} ended while it started, with code {code}") from None
+            raise RankLostError(f"rank {self.rank} has ended, with code {code}") from None
 
 
 def main(fd: str, rank: str, device: str, start_s: str) -> None:
@@ -179,15 +186,17 @@ def _run(parent: Connection, member: Rank, is_first: bool, start_s: float) -> No
     if is_first:
         parent.send(member.serve_store(start_s))
     config, meeting = parent.recv()
-    threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
+    threading.Thread(target=_serve, args=(parent, member), name="parent", daemon=True).start()
     parent.send(member.join(config, meeting, lambda done, total: parent.send((done, total))))
     member.run(_leave)
 
 
-def _end_with(parent: Connection) -> None:
-    """Nothing more is said; the connection ends when the parent ends, or when it is through with this process."""
+def _serve(parent: Connection, member: Rank) -> None:
+    """Answer with times, until the connection ends: with the parent, or when it is through with this process."""
     with suppress(EOFError, OSError):
-        parent.recv()
+        while True:
+            parent.recv()
+            parent.send(member.times())
     os._exit(1)
 
 

@@ -1,5 +1,6 @@
 """A rank's part of the forward pass between the stages before and after it."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +38,8 @@ class PipelineStage:
 
     decoder: StageDecoder
     group: Collectives
+    waited_s: float = 0.0
+    """Seconds spent waiting for the stage before."""
     _sending: Pending | None = None
 
     def forward(
@@ -64,7 +67,9 @@ class PipelineStage:
     def _received(self, num_tokens: int) -> torch.Tensor:
         decoder = self.decoder
         hidden = torch.empty(num_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        began = time.perf_counter()
         self.group.recv(hidden, self.group.rank - 1)
+        self.waited_s += time.perf_counter() - began
         return hidden
 
 

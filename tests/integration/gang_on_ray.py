@@ -56,6 +56,7 @@ def run(config: GangConfig) -> list[str]:
     group = place(stage_bundles(config.topology, RANK), deadline_s=60.0)
     gang = start_gang(ShardWorkers(config, group, RANK))
     calibrate(gang)
+    assert all(times.busy_s > 0 for times in gang.times())
     os.kill(gang.ranks()[1].pid, signal.SIGKILL)
     error = None
     while error is None:

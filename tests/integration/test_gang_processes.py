@@ -123,6 +123,9 @@ def test_the_same_tokens_as_in_one_process(start, expected, sizes):
     assert rates.decode_step_s > 0
     assert outputs(executor) == expected
     assert [state.pid for state in executor.ranks()] == crew.pids
+    for times, state in zip(executor.times(), executor.ranks(), strict=True):
+        assert times.num_steps > 50 and times.idle_s > 0 and times.busy_s > 0
+        assert (times.bubble_s > 0) == (state.stage > 0)
     executor.shutdown()
     assert_gone(crew.pids)
 
@@ -190,7 +193,7 @@ def test_a_rank_that_dies_while_it_starts(folder):
     config = gang_config(folder, Topology(tp=2))
     crew = RankProcesses(replace(config, start_s=LONG_S))
     os.kill(crew.pids[1], signal.SIGKILL)
-    with pytest.raises(RankLostError, match=r"rank 1 (ended while it started, with code -9|is gone)"):
+    with pytest.raises(RankLostError, match=r"rank 1 (has ended, with code -9|is gone)"):
         start_gang(crew)
     assert_gone(crew.pids)
 
