@@ -31,7 +31,7 @@ def place(
 ) -> PlacementGroup:
     """Reserve the bundles, on nodes with ``labels``. ``report`` is told what is missing while they find no place.
 
-    Raises ReplicaUnavailableError, with the same words, at the deadline.
+    The caller removes the group. Raises ReplicaUnavailableError, with the same words, at the deadline.
     """
     group = placement_group(
         [dict(bundle) for bundle in bundles],

@@ -55,6 +55,10 @@ class Collectives(Protocol):
         """Overwrite x with the next tensor that rank ``src`` sends here. Contiguous."""
         ...
 
+    def start_recv(self, x: Tensor, src: int) -> Pending:
+        """``recv`` in the background, in the order of the calls: what is awaited early travels while others compute."""
+        ...
+
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """counts[r] is for rank r; returns what each rank has for this one."""
         ...

@@ -2,12 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from ...cluster.errors import RankLostError
 from ...router.wire import WireError
-from ..engine.plan import StepResult
+from ..engine.plan import StepPlan, StepResult
 from ..engine.plan_wire import Delivery, decode_delivery, encode_result
 from .link import Hello, Link, connect, frame
 from .pulse import SILENCE_S, Pulse
@@ -38,6 +39,8 @@ class PlanReceiver:
         plans = connect(addresses, token, Hello(rank, "plans"), end)
         self._link = Link(plans, "the leader", deadline_s=deadline_s)
         self._deliveries: SimpleQueue[Delivery | RankLostError | None] = SimpleQueue()
+        self._ahead: deque[Delivery | RankLostError | None] = deque()
+        """Taken from the queue already, by ``next_plan``."""
         self._on_lost = on_lost
         self._step = 0
         self._closing = False
@@ -58,7 +61,7 @@ class PlanReceiver:
         """
         self._pulse.progress = self._step
         try:
-            delivery = self._deliveries.get(timeout=deadline_s)
+            delivery = self._ahead.popleft() if self._ahead else self._deliveries.get(timeout=deadline_s)
         except Empty:
             raise RankLostError(f"the leader sent no plan within {deadline_s:g} s") from None
         if isinstance(delivery, RankLostError):
@@ -67,6 +70,16 @@ class PlanReceiver:
         if delivery is not None:
             self._step = delivery.plan.step
         return delivery
+
+    def next_plan(self) -> StepPlan | None:
+        """The plan that ``receive`` will give next, if it has come."""
+        if not self._ahead:
+            try:
+                self._ahead.append(self._deliveries.get_nowait())
+            except Empty:
+                return None
+        delivery = self._ahead[0]
+        return delivery.plan if isinstance(delivery, Delivery) else None
 
     def reply(self, result: StepResult) -> None:
         """Send a result. A rank that does not sample does so only for an error. Raises RankLostError.

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store
 
 from ...cluster.errors import RankLostError
 from ...cluster.kv_layout import KvLayout
+from ..engine.plan import StepPlan
 from ..kernels.library import native
 from ..models.loader import load_model
 from ..models.weights import Progress
@@ -31,8 +32,16 @@ OnLost = Callable[[RankLostError], None]
 class RankLoop:
     """Plans from the leader to the runner, and what it sampled back."""
 
-    def __init__(self, runner: ModelRunner, receiver: PlanReceiver, *, samples: bool, answers: bool) -> None:
-        """Ranks that sample append what they sampled; one of them ``answers``."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        receiver: PlanReceiver,
+        expect: Callable[[int], None],
+        *,
+        samples: bool,
+        answers: bool,
+    ) -> None:
+        """Ranks that sample append what they sampled; one of them ``answers``. ``expect`` is a ``PipelineStage``'s."""
         self.num_steps = 0
         self.idle_s = 0.0
         """Waiting for plans."""
@@ -41,6 +50,8 @@ class RankLoop:
         self._receiver = receiver
         self._samples = samples
         self._answers = answers
+        self._expect = expect
+        self._is_expected = False
 
     def run(self) -> None:
         """Until the leader closes the gang. Raises RankLostError."""
@@ -50,6 +61,7 @@ class RankLoop:
             self.idle_s += began - done
             if not self._samples:
                 self._runner.learn(delivery.sampled)
+            self._expect_steps(delivery.plan)
             self._runner.submit(delivery.plan)
             result = self._runner.result()
             if self._answers or result.error is not None:
@@ -57,6 +69,15 @@ class RankLoop:
             done = time.perf_counter()
             self.step_s += done - began
             self.num_steps += 1
+
+    def _expect_steps(self, plan: StepPlan) -> None:
+        """The hidden states of this step, if they were not expected beside the one before, and of the next one."""
+        if not self._is_expected:
+            self._expect(plan.num_tokens)
+        following = self._receiver.next_plan()
+        self._is_expected = following is not None
+        if following is not None:
+            self._expect(following.num_tokens)
 
 
 class Rank:
@@ -68,7 +89,6 @@ class Rank:
         self._address = address
         self._device = device
         self._store: Store | None = None
-        self._stage: PipelineStage | None = None
         self._loop: RankLoop | None = None
 
     def serve_store(self, start_s: float) -> StoreAddress:
@@ -151,7 +171,7 @@ class Rank:
         )
         topology = config.topology
         samples, answers = topology.samples(self._rank), self._rank == topology.sampling_ranks[0]
-        self._loop = RankLoop(self._runner, receiver, samples=samples, answers=answers)
+        self._loop = RankLoop(self._runner, receiver, self._stage.expect, samples=samples, answers=answers)
         try:
             self._loop.run()
         finally:
@@ -160,9 +180,10 @@ class Rank:
 
     def times(self) -> RankTimes:
         """So far. May be called from another thread while it runs."""
-        loop, bubble_s = self._loop, 0.0 if self._stage is None else self._stage.waited_s
+        loop = self._loop
         if loop is None:
             return RankTimes(rank=self._rank, num_steps=0, idle_s=0.0, bubble_s=0.0, busy_s=0.0)
+        bubble_s = self._stage.waited_s
         return RankTimes(
             rank=self._rank,
             num_steps=loop.num_steps,

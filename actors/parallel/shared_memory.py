@@ -120,6 +120,10 @@ class SharedMemoryGroup:
         """See ``Collectives``."""
         self.inner.recv(x, src)
 
+    def start_recv(self, x: Tensor, src: int) -> Pending:
+        """See ``Collectives``."""
+        return self.inner.start_recv(x, src)
+
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """See ``Collectives``."""
         return self.inner.exchange_counts(counts)

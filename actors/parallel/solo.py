@@ -42,6 +42,10 @@ class SoloGroup:
         """Raises ValueError: there is nobody."""
         raise ValueError("a group of one has nobody to receive from")
 
+    def start_recv(self, x: Tensor, src: int) -> Pending:
+        """Raises ValueError: there is nobody."""
+        raise ValueError("a group of one has nobody to receive from")
+
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """The counts as they are."""
         return list(counts)

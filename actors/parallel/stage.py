@@ -1,7 +1,8 @@
 """A rank's part of the forward pass between the stages before and after it."""
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -41,6 +42,7 @@ class PipelineStage:
     waited_s: float = 0.0
     """Seconds spent waiting for the stage before."""
     _sending: Pending | None = None
+    _expected: deque[tuple[torch.Tensor, Pending]] = field(default_factory=deque[tuple[torch.Tensor, Pending]])
 
     def forward(
         self,
@@ -64,13 +66,25 @@ class PipelineStage:
         self._sending = self.group.send(hidden, rank + 1)
         return None
 
+    def expect(self, num_tokens: int) -> None:
+        """Let the hidden states of a step come, in the order of the steps, while another one computes.
+
+        gloo sends nothing before the receiver asks for it.
+        """
+        if self.group.rank > 0 and num_tokens:
+            self._expected.append(self._ask(num_tokens))
+
     def _received(self, num_tokens: int) -> torch.Tensor:
-        decoder = self.decoder
-        hidden = torch.empty(num_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        hidden, pending = self._expected.popleft() if self._expected else self._ask(num_tokens)
         began = time.perf_counter()
-        self.group.recv(hidden, self.group.rank - 1)
+        pending.wait()
         self.waited_s += time.perf_counter() - began
         return hidden
+
+    def _ask(self, num_tokens: int) -> tuple[torch.Tensor, Pending]:
+        decoder = self.decoder
+        hidden = torch.empty(num_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        return hidden, self.group.start_recv(hidden, self.group.rank - 1)
 
 
 def stage_kv_layout(layout: KvLayout, layers: range) -> KvLayout:

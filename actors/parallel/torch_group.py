@@ -71,7 +71,11 @@ class TorchGroup:
 
     def recv(self, x: Tensor, src: int) -> None:
         """See ``Collectives``."""
-        self._run("hop", 0, lambda: self._backend.recv([x], src, 0), peer=src).wait()
+        self.start_recv(x, src).wait()
+
+    def start_recv(self, x: Tensor, src: int) -> Pending:
+        """See ``Collectives``."""
+        return self._run("hop", 0, lambda: self._backend.recv([x], src, 0), peer=src, keep=x)
 
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """See ``Collectives``."""

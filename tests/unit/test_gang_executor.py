@@ -95,7 +95,13 @@ class ThreadCrew:
         receiver = PlanReceiver(meeting.leader, meeting.token, rank, connect_s=WAIT_S)
         try:
             topology = self.config.topology
-            RankLoop(runner, receiver, samples=topology.samples(rank), answers=rank == topology.sampling_ranks[0]).run()
+            RankLoop(
+                runner,
+                receiver,
+                lambda num_tokens: None,
+                samples=topology.samples(rank),
+                answers=rank == topology.sampling_ranks[0],
+            ).run()
         except RankLostError:
             pass
         finally:

@@ -52,9 +52,18 @@ class Pipe:
         self._queue.put(x)
         return Done()
 
-    def recv(self, x: torch.Tensor, src: int) -> None:
+    def start_recv(self, x: torch.Tensor, src: int) -> "Arrival":
         assert (self.rank, src) == (1, 0)
-        x.copy_(self._queue.get(timeout=20))
+        return Arrival(x, self._queue)
+
+
+class Arrival:
+    def __init__(self, x: torch.Tensor, queue: SimpleQueue) -> None:
+        self._x = x
+        self._queue = queue
+
+    def wait(self) -> None:
+        self._x.copy_(self._queue.get(timeout=20))
 
 
 class Half:
