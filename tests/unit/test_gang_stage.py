@@ -1,12 +1,15 @@
 """A pipeline stage's KV layout, its place between others, and sequences whose tokens others sample."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import SimpleNamespace
 
 import torch
 
-from warmroot.actors.engine.plan import NewSequence
+from warmroot.actors.engine.plan import NewSequence, StepPlan
+from warmroot.actors.parallel.plan_receiver import PlanReceiver
+from warmroot.actors.parallel.plan_sender import PlanSender
 from warmroot.actors.parallel.solo import Done
 from warmroot.actors.parallel.stage import PipelineStage, stage_kv_layout
 from warmroot.actors.runner.sequences import SequenceTable
@@ -88,6 +91,40 @@ def test_hidden_states_go_from_stage_to_stage():
             assert first.forward(token_ids, positions, None, ()) is None
             expected = token_ids[:, None] * 10.0 + positions[:, None]
             assert torch.equal(found.result(20), expected.expand(-1, 3))
+
+
+def test_hidden_states_are_asked_for_in_the_order_of_the_steps():
+    asked: list[int] = []
+    queue: SimpleQueue = SimpleQueue()
+    stage = PipelineStage(Half(), Pipe(1, queue))
+    stage.group.start_recv = lambda x, src: (asked.append(len(x)), Arrival(x, queue))[1]
+    for num_tokens in (2, 0, 3):  # a plan without sequences brings nothing
+        stage.expect(num_tokens)
+    assert asked == [2, 3]
+    for num_tokens in (2, 3, 1):
+        queue.put(torch.full((num_tokens, 3), float(num_tokens)))
+        found = stage.forward(None, torch.zeros(num_tokens), None, ())
+        assert torch.equal(found, torch.full((num_tokens, 3), 10.0 * num_tokens))
+    assert asked == [2, 3, 1]
+
+
+def test_the_next_plan_can_be_seen_before_its_turn():
+    sender = PlanSender(1, "secret")
+    with ThreadPoolExecutor(1) as later:
+        made = later.submit(PlanReceiver, sender.addresses, "secret", 0, connect_s=20.0)
+        sender.accept(20.0)
+        receiver = made.result(20.0)
+    assert receiver.next_plan() is None
+    for step in (1, 2):
+        sender.send(StepPlan(step=step))
+    assert receiver.receive(20.0).plan.step == 1
+    while (following := receiver.next_plan()) is None:
+        time.sleep(0.001)
+    assert following.step == 2 and receiver.next_plan() is following
+    assert receiver.receive(20.0).plan is following
+    sender.close()
+    assert receiver.receive(20.0) is None
+    receiver.close()
 
 
 def test_a_table_learns_tokens_of_known_sequences():
