@@ -13,14 +13,15 @@ from .cluster_harness import Cluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
-STREAM = {"model": "smollm2", "max_tokens": 300, "ignore_eos": True, "stream": True}
+STREAM = {"model": "smollm2", "max_tokens": 600, "ignore_eos": True, "stream": True}
 
 
 async def read_stream(
     client: httpx.AsyncClient, number: int, started: asyncio.Event
 ) -> tuple[str, dict[str, Any] | None]:
     """The replica that served it, and the error that ended it, if one did."""
-    body = STREAM | {"prompt": f"{number} bottles of beer"}
+    # Long enough that its prefill weighs in the choice of a replica: both must get some.
+    body = STREAM | {"prompt": f"{number} bottles of beer on the wall. " * 15}
     chunks: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200

@@ -100,6 +100,7 @@ def test_native_sums_between_the_halves_of_a_step(folder):
         assert rank["sum_bytes"] == sum(transfer.count * transfer.payload for transfer in planned)
 
 
+@pytest.mark.slow  # resident memory, which depends on what else the machine does
 @pytest.mark.model
 @pytest.mark.skipif(not can_share_memory(native()), reason="no native library with shared memory")
 def test_no_rank_reads_the_whole_model(tmp_path):
