@@ -94,7 +94,7 @@ class PagedAttention:
         """Store float32 keys and values at slots [T] int64, block * block_size + offset."""
         if k_TKD.stride(0) != v_TKD.stride(0) or not (_has_packed_heads(k_TKD) and _has_packed_heads(v_TKD)):
             k_TKD, v_TKD = k_TKD.contiguous(), v_TKD.contiguous()
-        cache = _cache(k_pages, v_pages)
+        cache = cache_struct(k_pages, v_pages)
         self._append(
             *(k_TKD.data_ptr(), v_TKD.data_ptr(), k_TKD.stride(0), k_TKD.shape[0]),
             *(ctypes.byref(cache), slots.data_ptr()),
@@ -106,7 +106,7 @@ class PagedAttention:
         """float32 [T, num_heads, head_dim] -> the same shape. ``plan``: an AttentionPlan's handle; softcap 0: none."""
         q_THD = q_THD if _has_packed_heads(q_THD) else q_THD.contiguous()
         out = torch.empty(q_THD.shape, dtype=torch.float32)
-        cache = _cache(k_pages, v_pages)
+        cache = cache_struct(k_pages, v_pages)
         self._attend(
             *(plan, q_THD.data_ptr(), q_THD.stride(0), ctypes.byref(cache)),
             *(scale, softcap, out.data_ptr(), out.stride(0)),
@@ -119,7 +119,8 @@ def _has_packed_heads(x_THD: torch.Tensor) -> bool:
     return x_THD.stride(2) == 1 and x_THD.stride(1) == x_THD.shape[2]
 
 
-def _cache(k_pages: torch.Tensor, v_pages: torch.Tensor) -> KvCacheStruct:
+def cache_struct(k_pages: torch.Tensor, v_pages: torch.Tensor) -> KvCacheStruct:
+    """One layer's pages as the C functions take them. Points into the tensors, which the caller keeps."""
     _, num_kv_heads, head_dim, block_size = k_pages.shape
     return KvCacheStruct(
         keys=k_pages.data_ptr(),

@@ -24,7 +24,7 @@ from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..parallel.collectives import Collectives
 from ..parallel.shared_memory import SharedMemoryGroup
-from .attention import PAGE_FORMATS
+from .attention import cache_struct
 from .library import native
 from .linear import NativeLinear
 from .structs import DecoderStruct, KvCacheStruct, LayerStruct, StepStruct
@@ -146,7 +146,7 @@ class FusedStep:
         layers = (LayerStruct * len(self._layers))()
         for index, layer in enumerate(self._layers):
             group, slot = kv.layout.place(index)
-            _fill(layers[index], layer, group, self._ropes[layer.rope], _cache(spec, kv, slot))
+            _fill(layers[index], layer, group, self._ropes[layer.rope], cache_struct(kv.keys[slot], kv.values[slot]))
         decoder = DecoderStruct(
             layers=ctypes.cast(layers, POINTER(LayerStruct)),
             num_layers=len(layers),
@@ -196,18 +196,6 @@ def _parts(linear: Linear) -> tuple[int, int]:
     own = _own(linear)
     assert own is not None
     return ctypes.addressof(own.struct), len(own.parts)
-
-
-def _cache(spec: ModelSpec, kv: KvMemory, slot: int) -> KvCacheStruct:
-    keys, values = kv.keys[slot], kv.values[slot]
-    return KvCacheStruct(
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        format=PAGE_FORMATS[keys.dtype],
-        block_size=kv.layout.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-    )
 
 
 def _pointers(addresses: Sequence[int]) -> "ctypes._Pointer[c_void_p]":
