@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from .config_errors import explain_invalid, unknown_key
 from .errors import ConfigError
 from .sizes import parse_size
+from .topology import Topology
 
 
 def _several(value: Any) -> Any:
@@ -94,6 +95,41 @@ class CacheConfig(Section):
         return None
 
 
+class ParallelConfig(Section):
+    """How a replica is cut over ranks."""
+
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Ranks that share the work of every layer, all on one node."""
+    pipeline_parallel_size: int = Field(1, ge=1)
+    """Stages of layers, spread over nodes where there are several."""
+    enable_expert_parallel: bool = False
+    """Spread a mixture's experts over ranks, instead of cutting each of them."""
+    expert_parallel_size: int | None = Field(None, ge=1)
+    """Ranks that share the experts; more than tensor_parallel_size serve requests apart. Default: as many."""
+    num_redundant_experts: int = Field(0, ge=0)
+    """Copies of busy experts in every layer, beside the experts themselves."""
+    step_timeout: float = Field(60.0, gt=0)
+    """Seconds after which a step that does not end counts as hung, and its ranks are replaced."""
+
+    def problem(self) -> tuple[str, str] | None:
+        """See Section."""
+        if not self.enable_expert_parallel:
+            if self.expert_parallel_size is not None:
+                return "expert_parallel_size", "needs enable_expert_parallel"
+            if self.num_redundant_experts:
+                return "num_redundant_experts", "needs enable_expert_parallel"
+        try:
+            self.topology()
+        except ConfigError as error:
+            return error.param or "tensor_parallel_size", error.message.partition(": ")[2]
+        return None
+
+    def topology(self) -> Topology:
+        """The groups of a replica's ranks."""
+        ep = (self.expert_parallel_size or self.tensor_parallel_size) if self.enable_expert_parallel else 1
+        return Topology(tp=self.tensor_parallel_size, pp=self.pipeline_parallel_size, ep=ep)
+
+
 class SchedulerConfig(Section):
     """Limits of a replica's continuous batching."""
 
@@ -158,6 +194,10 @@ class DeployConfig(Section):
     """Copies of the model, each with its own KV cache."""
     threads_per_replica: int | None = Field(None, ge=1)
     """CPU threads that compute in each replica. Default: the machine's cores shared among its replicas."""
+    accelerator_type: str | None = None
+    """Only nodes with this accelerator host replicas; Ray's name of it, such as H100 or A10G."""
+    node_labels: Names = ()
+    """Only nodes with these labels host replicas: name=value, as Ray's nodes are labelled."""
     ray_address: str | None = None
     """Ray cluster to join, or auto. Default: start Ray on this machine."""
     num_cpus: float | None = Field(None, gt=0)
@@ -167,13 +207,23 @@ class DeployConfig(Section):
         """See Section."""
         if self.ray_address is not None and self.num_cpus is not None:
             return "num_cpus", "applies to a Ray started here; leave it away with ray_address"
+        for label in self.node_labels:
+            name, equals, value = label.partition("=")
+            if not (name and equals and value):
+                return "node_labels", f"{label!r} is not of the form name=value"
         return None
+
+    @property
+    def label_selector(self) -> dict[str, str]:
+        """The labels by name."""
+        return dict(label.split("=", 1) for label in self.node_labels)
 
 
 class WarmrootConfig(Section):
     """All of it. Made by ``of`` or ``from_keys``, from flat keys."""
 
     model: ModelConfig
+    parallel: ParallelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     routing: RoutingConfig
@@ -182,6 +232,7 @@ class WarmrootConfig(Section):
 
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "model": ModelConfig,
+        "parallel": ParallelConfig,
         "cache": CacheConfig,
         "scheduler": SchedulerConfig,
         "routing": RoutingConfig,

@@ -21,6 +21,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("--max-running-requests",),
     "max_num_batched_tokens": ("--chunked-prefill-size",),
     "block_size": ("--page-size",),
+    "tensor_parallel_size": ("-tp", "--tp-size", "--tp"),
+    "pipeline_parallel_size": ("-pp", "--pp-size", "--pp"),
+    "expert_parallel_size": ("-ep", "--ep-size", "--ep"),
+    "num_redundant_experts": ("--ep-num-redundant-experts",),
 }
 """Other engines' names with the same meaning."""
 
