@@ -39,6 +39,17 @@ class KvLayout:
         )
         return cls(groups, slots, block_size)
 
+    def stage(self, layers: range) -> "KvLayout":
+        """The KV of a pipeline stage's layers, counted from its first, in the same groups: one block table serves all.
+
+        A page has as many slots as the largest group has layers here; a group may have none.
+        """
+        groups = tuple(
+            KvGroup(tuple(layer - layers.start for layer in group.layers if layer in layers), group.window)
+            for group in self.groups
+        )
+        return KvLayout(groups, max(len(group.layers) for group in groups), self.block_size)
+
     def place(self, layer: int) -> tuple[int, int]:
         """(group, slot in the page) of a layer."""
         for group_index, group in enumerate(self.groups):
@@ -54,3 +65,7 @@ class KvLayout:
             return blocks
         # A window that starts inside a block still needs that block.
         return min(blocks, (window - 1 + self.block_size - 1) // self.block_size + 1)
+
+    def sequence_blocks(self, num_tokens: int) -> int:
+        """Blocks it holds in all groups."""
+        return sum(self.blocks_for(group, num_tokens) for group in range(len(self.groups)))

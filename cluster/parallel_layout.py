@@ -15,6 +15,7 @@ from .head_cuts import HeadCut, cut_heads
 from .kv_formats import KvFormat
 from .model_spec import ModelSpec
 from .model_tensors import (
+    EMBEDDING,
     Dim,
     Dims,
     count_elements,
@@ -25,7 +26,7 @@ from .model_tensors import (
 )
 from .splits import split_by_cost, split_by_share, split_evenly
 from .topology import RankPlace, Topology
-from .weight_formats import WeightFormat
+from .weight_formats import KeptWeights, WeightFormat
 
 Balance = Literal["work", "memory"]
 DECODE_TOKENS = 16
@@ -53,7 +54,7 @@ class RankLayout:
     def tensors(self) -> dict[str, Dims]:
         """Every tensor of a checkpoint that the rank reads a part of.
 
-        Biases of output and down projections are whole on every rank: they are added once, after the all-reduce.
+        Biases of output and down projections are whole on every rank, which may not need them: see ``loaded``.
         """
         tensors = end_tensors(self.spec, first=self.has_embedding, last=self.has_head)
         for layer in self.layers:
@@ -72,22 +73,44 @@ class RankLayout:
         """Weights that the rank holds."""
         return count_elements(self.tensors(), {dim: len(part) for dim, part in self.cuts.items()})
 
-    def weight_bytes(self, weights: WeightFormat, tables: WeightFormat | None = None) -> int:
-        """Bytes of them, embedding and head in the format ``tables`` (default: as the others)."""
-        total = 0
-        for dims in self.tensors().values():
-            sizes = [len(part) for part in self.part(dims)]
-            if len(sizes) == 1 or "experts" in dims:
-                total += weights.vector_bytes(sizes[0] * (sizes[1] if len(sizes) > 1 else 1))
-            else:
-                total += (tables if tables and "vocab" in dims else weights).matrix_bytes(*sizes)
-        return total
+    def loaded(self) -> dict[str, Dims]:
+        """Those of ``tensors`` that it keeps.
+
+        Biases of linears whose outputs are summed over a tp group are added by its first rank alone.
+        """
+        return {
+            name: dims
+            for name, dims in self.tensors().items()
+            if self.place.tp_rank == 0 or dims != ("hidden",) or not name.endswith(".bias")
+        }
+
+    def weight_bytes(self, kept: KeptWeights) -> int:
+        """Bytes that the rank's weights take on its device once they are loaded."""
+        return sum(self._tensor_bytes(name, dims, kept) for name, dims in self.loaded().items())
+
+    def _tensor_bytes(self, name: str, dims: Dims, kept: KeptWeights) -> int:
+        sizes = [len(part) for part in self.part(dims)]
+        if len(sizes) == 1:
+            return kept.vector_bytes(sizes[0])
+        rows, columns = sizes
+        if name == EMBEDDING:
+            table = kept.table.matrix_bytes(rows, columns) * self.has_embedding
+            is_shared = self.has_embedding and kept.ties_head
+            has_linear = self.has_head and self.spec.tie_embeddings and not is_shared
+            return table + kept.linear_bytes(name, rows, columns) * has_linear
+        if dims[0] in ("experts", "one"):
+            return kept.gates.matrix_bytes(rows, columns)
+        return kept.linear_bytes(name, rows, columns)
+
+    def kv_page_bytes(self, fmt: KvFormat, block_size: int) -> int:
+        """Bytes of ``block_size`` cached tokens in one layer, scales included. MLA caches one latent, on every rank."""
+        if self.spec.mla is not None:
+            return fmt.key.page_bytes(self.spec.mla.cached_size, block_size)
+        return len(self.heads.kv) * fmt.page_bytes(self.spec.head_dim, block_size)
 
     def kv_token_bytes(self, fmt: KvFormat, block_size: int = 16) -> float:
-        """Bytes of one cached token in the rank's layers, scales included. MLA caches one latent, on every rank."""
-        if self.spec.mla is not None:
-            return len(self.layers) * fmt.key.page_bytes(self.spec.mla.cached_size, block_size) / block_size
-        return len(self.layers) * len(self.heads.kv) * fmt.token_bytes(self.spec.head_dim, block_size)
+        """Bytes of one cached token in all of the rank's layers."""
+        return len(self.layers) * self.kv_page_bytes(fmt, block_size) / block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,16 @@
-"""What weights cost in memory: plain floats, and integers whose groups of columns share a scale."""
+"""What weights cost: in GGUF's blocks, in the panels of the CPU kernels, and as plain floats.
 
-from dataclasses import dataclass
+Quantised weights are integers whose groups of columns share a scale.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_FLOAT32_BYTES = 4
+_PANEL = 16
+"""Rows that the CPU kernels keep together (``native/linear.h``)."""
+_LINE = 64
+"""Quantised panels begin at multiples of so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +21,8 @@ class WeightFormat:
     bits: int
     group: int = 1
     group_bytes: int = 0
+    panel: int = 1
+    """Rows are filled up to a multiple of this."""
 
     @property
     def is_quantised(self) -> bool:
@@ -20,11 +32,10 @@ class WeightFormat:
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of [rows, columns] weights."""
         groups = -(-columns // self.group) if self.is_quantised else 0
-        return rows * (-(-columns * self.bits // 8) + groups * self.group_bytes)
-
-    def vector_bytes(self, elements: int) -> int:
-        """Bytes of norms, biases and routers, which stay floats: float32 beside quantised weights."""
-        return elements * (4 if self.is_quantised else self.bits // 8)
+        panel_bytes = self.panel * (-(-columns * self.bits // 8) + groups * self.group_bytes)
+        if self.is_quantised and self.panel > 1:
+            panel_bytes = -(-panel_bytes // _LINE) * _LINE
+        return -(-rows // self.panel) * panel_bytes
 
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
@@ -43,3 +54,68 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     )
 }
 """Names and sizes of GGUF's blocks."""
+
+_INT8 = WeightFormat("int8", 8, 32, 2, _PANEL)
+_INT4 = WeightFormat("q4_0", 4, 32, 2, _PANEL)
+_INT4_WITH_MINIMUM = WeightFormat("q4_1", 4, 32, 4, _PANEL)
+_PACKED = {
+    "float32": WeightFormat("float32", 32, panel=_PANEL),
+    "float16": WeightFormat("float16", 16, panel=_PANEL),
+    "bfloat16": WeightFormat("bfloat16", 16, panel=_PANEL),
+    "q4_0": _INT4,
+    "q4_1": _INT4_WITH_MINIMUM,
+    "q4_k": _INT4_WITH_MINIMUM,
+}
+
+
+def packed_format(stored: str) -> WeightFormat:
+    """What the CPU kernels keep weights as that are stored so: blocks without a form of their own take 8 bits."""
+    return _PACKED.get(stored, _INT8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWeights:
+    """What a device keeps each kind of weight as. Norms, biases and the gates of experts are float32."""
+
+    name: str
+    """For people."""
+    linears: WeightFormat
+    table: WeightFormat
+    """Of the embedding."""
+    gates: WeightFormat
+    """Routers, and gates of shared experts."""
+    exceptions: Mapping[str, WeightFormat] = field(default_factory=dict[str, WeightFormat])
+    """Linears that are kept as something else, by the names of their weights."""
+    ties_head: bool
+    """Whether the head of a model with tied embeddings is the table itself; else it is a linear beside it."""
+
+    @classmethod
+    def packed(cls, dtype: str, stored: Mapping[str, str] | None = None, *, int8: bool = False) -> "KeptWeights":
+        """On a CPU: linears in panels. ``stored``: the formats of a quantised checkpoint's linears, taken as they are.
+
+        ``dtype`` is that of floats and of the table, ``int8`` makes every linear one of 8 bits.
+        """
+        kinds = {} if int8 or stored is None else {name: packed_format(kind) for name, kind in stored.items()}
+        names = [fmt.name for fmt in kinds.values()] or ["int8" if int8 else dtype]
+        return cls(
+            name="+".join(sorted(set(names), key=lambda name: (-names.count(name), name))),
+            linears=_INT8 if int8 else _PACKED[dtype],
+            table=WEIGHT_FORMATS[dtype],
+            gates=_PACKED["float32"],
+            exceptions=kinds,
+            ties_head=False,
+        )
+
+    @classmethod
+    def plain(cls, dtype: str) -> "KeptWeights":
+        """On a GPU: floats as torch has them."""
+        fmt = WEIGHT_FORMATS[dtype]
+        return cls(name=dtype, linears=fmt, table=fmt, gates=WEIGHT_FORMATS["float32"], ties_head=True)
+
+    def linear_bytes(self, name: str, rows: int, columns: int) -> int:
+        """Bytes of the linear whose weight has this name."""
+        return self.exceptions.get(name, self.linears).matrix_bytes(rows, columns)
+
+    def vector_bytes(self, elements: int) -> int:
+        """Bytes of a norm or a bias."""
+        return elements * _FLOAT32_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...cluster.model_spec import ModelSpec
-from ...cluster.model_tensors import EMBEDDING, HEAD, Dims, dim_sizes, expert_tensors, layer_tensors
+from ...cluster.model_tensors import EMBEDDING, HEAD, dim_sizes, expert_tensors, layer_tensors
 from ...cluster.parallel_layout import ParallelLayout, RankLayout
 from ...cluster.topology import Topology
 
@@ -18,6 +18,16 @@ _ATTENTION = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.o_proj",),
 }
+_LATENT_ATTENTION = {
+    "self_attn.down_proj": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    "self_attn.queries_proj": ("self_attn.q_b_proj",),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+}
+_LATENT_KEYS = _LATENT_ATTENTION | {
+    "self_attn.down_proj": ("self_attn.kv_a_proj_with_mqa",),
+    "self_attn.queries_proj": ("self_attn.q_proj",),
+}
+"""Where only keys and values come from a latent."""
 _MLP = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "mlp.down_proj": ("mlp.down_proj",),
@@ -68,7 +78,7 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, Shape]:
 def wanted_shapes(own: RankLayout) -> dict[str, Shape]:
     """Name and shape in the checkpoint of every tensor that a rank reads a part of."""
     sizes = dim_sizes(own.spec)
-    return {name: tuple(sizes[dim] for dim in dims) for name, dims in _read(own).items()}
+    return {name: tuple(sizes[dim] for dim in dims) for name, dims in own.loaded().items()}
 
 
 def wanted_parts(own: RankLayout) -> dict[str, Part]:
@@ -76,7 +86,7 @@ def wanted_parts(own: RankLayout) -> dict[str, Part]:
     sizes = dim_sizes(own.spec)
     return {
         name: own.part(dims)
-        for name, dims in _read(own).items()
+        for name, dims in own.loaded().items()
         if any(len(own.cuts[dim]) < sizes[dim] for dim in dims)
     }
 
@@ -84,9 +94,10 @@ def wanted_parts(own: RankLayout) -> dict[str, Part]:
 def fused_linears(own: RankLayout) -> dict[str, tuple[str, ...]]:
     """The linears that a rank applies, and whose weights each one stacks: those of one input are one linear."""
     fused: dict[str, tuple[str, ...]] = {}
+    attention = _attention_linears(own.spec)
     for layer in own.layers:
         prefix = layer_prefix(layer)
-        for name, parts in (_ATTENTION if own.spec.is_sparse(layer) else _ATTENTION | _MLP).items():
+        for name, parts in (attention if own.spec.is_sparse(layer) else attention | _MLP).items():
             fused[prefix + name] = tuple(prefix + part for part in parts)
         if own.spec.is_sparse(layer):
             fused |= sparse_linears(own.spec, layer, own.experts)
@@ -95,22 +106,23 @@ def fused_linears(own: RankLayout) -> dict[str, tuple[str, ...]]:
     return {name: tuple(part.removesuffix(".weight") for part in parts) for name, parts in fused.items()}
 
 
+def _attention_linears(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    if spec.mla is None:
+        return _ATTENTION
+    return _LATENT_KEYS if spec.mla.q_lora_rank is None else _LATENT_ATTENTION
+
+
 def sparse_linears(spec: ModelSpec, layer: int, experts: Sequence[int]) -> dict[str, tuple[str, ...]]:
     """As ``fused_linears``, of one sparse MLP with these experts. Its gates are not among them: see ``Router``."""
     fused: dict[str, tuple[str, ...]] = {}
     groups = [list(expert_tensors(spec, layer, expert)) for expert in experts]
-    shared = [name for name in layer_tensors(spec, layer) if any(part in name for part in SHARED_EXPERTS)]
+    shared = [
+        name
+        for name in layer_tensors(spec, layer)
+        if any(part in name for part in SHARED_EXPERTS) and name.endswith(".weight")
+    ]
     for names in [*groups, shared] if shared else groups:
         gate, up, down = (name.removesuffix(".weight") for name in names)
         prefix = gate.rpartition(".")[0]
         fused |= {f"{prefix}.gate_up_proj": (gate, up), f"{prefix}.down_proj": (down,)}
     return fused
-
-
-def _read(own: RankLayout) -> dict[str, Dims]:
-    """Biases of linears whose outputs are summed over a tp group are added by its first rank alone."""
-    return {
-        name: dims
-        for name, dims in own.tensors().items()
-        if own.place.tp_rank == 0 or dims != ("hidden",) or not name.endswith(".bias")
-    }

@@ -24,7 +24,7 @@ from .groups import RankLists, make_groups
 from .plan_receiver import PlanReceiver
 from .rendezvous import join_store, serve_store
 from .shard import Shard
-from .stage import PipelineStage, stage_kv_layout
+from .stage import PipelineStage
 
 OnLost = Callable[[RankLostError], None]
 
@@ -38,10 +38,13 @@ class RankLoop:
         receiver: PlanReceiver,
         expect: Callable[[int], None],
         *,
+        idle: Callable[[], None] | None = None,
         samples: bool,
-        answers: bool,
     ) -> None:
-        """Ranks that sample append what they sampled; one of them ``answers``. ``expect`` is a ``PipelineStage``'s."""
+        """Ranks that sample append what they sampled, and answer. ``expect`` is a ``PipelineStage``'s.
+
+        ``idle`` takes the place of a step without tokens, where other groups may have some.
+        """
         self.num_steps = 0
         self.idle_s = 0.0
         """Waiting for plans."""
@@ -49,7 +52,7 @@ class RankLoop:
         self._runner = runner
         self._receiver = receiver
         self._samples = samples
-        self._answers = answers
+        self._idle = idle
         self._expect = expect
         self._is_expected = False
 
@@ -64,7 +67,9 @@ class RankLoop:
             self._expect_steps(delivery.plan)
             self._runner.submit(delivery.plan)
             result = self._runner.result()
-            if self._answers or result.error is not None:
+            if self._idle is not None and not delivery.plan.num_tokens:
+                self._idle()
+            if self._samples or result.error is not None:
                 self._receiver.reply(result)
             done = time.perf_counter()
             self.step_s += done - began
@@ -138,7 +143,7 @@ class Rank:
             progress=progress,
             shard=shard,
         )
-        layout = stage_kv_layout(whole, shard.own.layers)
+        layout = whole.stage(shard.own.layers)
         memory = config.kv.kv_cache_memory
         kv = config.kv._replace(
             kv_cache_memory=None if memory is None else memory // world_size,
@@ -170,8 +175,13 @@ class Rank:
             on_lost=on_lost,
         )
         topology = config.topology
-        samples, answers = topology.samples(self._rank), self._rank == topology.sampling_ranks[0]
-        self._loop = RankLoop(self._runner, receiver, self._stage.expect, samples=samples, answers=answers)
+        self._loop = RankLoop(
+            self._runner,
+            receiver,
+            self._stage.expect,
+            idle=self._stage.idle if topology.exchanges_tokens else None,
+            samples=topology.samples(self._rank),
+        )
         try:
             self._loop.run()
         finally:

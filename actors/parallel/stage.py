@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from ...cluster.kv_layout import KvGroup, KvLayout
 from ...cluster.model_spec import ModelSpec
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
+from ..layers.moe import MoeMLP
 from .collectives import Collectives, Pending
 
 
@@ -20,6 +20,11 @@ class StageDecoder(Protocol):
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def sparse_mlps(self) -> list[MoeMLP]:
+        """Of its layers with experts, in order."""
+        ...
 
     def forward(
         self,
@@ -74,6 +79,14 @@ class PipelineStage:
         if self.group.rank > 0 and num_tokens:
             self._expected.append(self._ask(num_tokens))
 
+    def idle(self) -> None:
+        """Take part in a step that computes nothing here: tokens of other groups come to this rank's experts."""
+        decoder = self.decoder
+        nothing = torch.empty(0, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
+        with torch.inference_mode():
+            for mlp in decoder.sparse_mlps:
+                mlp(nothing)
+
     def _received(self, num_tokens: int) -> torch.Tensor:
         hidden, pending = self._expected.popleft() if self._expected else self._ask(num_tokens)
         began = time.perf_counter()
@@ -85,15 +98,3 @@ class PipelineStage:
         decoder = self.decoder
         hidden = torch.empty(num_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
         return hidden, self.group.start_recv(hidden, self.group.rank - 1)
-
-
-def stage_kv_layout(layout: KvLayout, layers: range) -> KvLayout:
-    """The KV of a stage's layers, counted from its first, in the same groups: one block table serves all stages.
-
-    A page has as many slots as the largest group has layers here; a group may have none.
-    """
-    groups = tuple(
-        KvGroup(tuple(layer - layers.start for layer in group.layers if layer in layers), group.window)
-        for group in layout.groups
-    )
-    return KvLayout(groups, max(len(group.layers) for group in groups), layout.block_size)

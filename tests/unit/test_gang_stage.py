@@ -11,7 +11,7 @@ from warmroot.actors.engine.plan import NewSequence, StepPlan
 from warmroot.actors.parallel.plan_receiver import PlanReceiver
 from warmroot.actors.parallel.plan_sender import PlanSender
 from warmroot.actors.parallel.solo import Done
-from warmroot.actors.parallel.stage import PipelineStage, stage_kv_layout
+from warmroot.actors.parallel.stage import PipelineStage
 from warmroot.actors.runner.sequences import SequenceTable
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.sampling_params import SamplingParams
@@ -20,7 +20,7 @@ from warmroot.cluster.sampling_params import SamplingParams
 def test_a_stage_s_layers_keep_their_groups():
     whole = KvLayout.of((None, 8, None, 8, None, 8), 4)
     assert [group.layers for group in whole.groups] == [(0, 2, 4), (1, 3, 5)]
-    first, second = stage_kv_layout(whole, range(2)), stage_kv_layout(whole, range(2, 6))
+    first, second = whole.stage(range(2)), whole.stage(range(2, 6))
     assert [group.layers for group in first.groups] == [(0,), (1,)]
     assert [group.layers for group in second.groups] == [(0, 2), (1, 3)]
     assert (first.slots, second.slots) == (1, 2)
@@ -31,14 +31,14 @@ def test_a_stage_s_layers_keep_their_groups():
 def test_a_group_without_layers_here_is_kept():
     whole = KvLayout.of((None, None, None, 8), 4)
     assert len(whole.groups) == 4
-    stage = stage_kv_layout(whole, range(2))
+    stage = whole.stage(range(2))
     assert [group.layers for group in stage.groups] == [(0,), (1,), (), ()]
     assert stage.slots == 1
 
 
 def test_all_layers_are_the_whole():
     whole = KvLayout.of((None, 8, 8, None, 8, 8), 16)
-    assert stage_kv_layout(whole, range(6)) == whole
+    assert whole.stage(range(6)) == whole
 
 
 class Pipe:

@@ -16,9 +16,9 @@ from warmroot.cluster.kv_formats import KV_FORMATS
 from warmroot.cluster.model_spec import MoeSpec
 from warmroot.cluster.model_tensors import EMBEDDING, FINAL_NORM, HEAD, dim_sizes
 from warmroot.cluster.splits import split_by_cost, split_by_share, split_evenly
-from warmroot.cluster.weight_formats import WEIGHT_FORMATS
+from warmroot.cluster.weight_formats import WEIGHT_FORMATS, KeptWeights
 
-FP16, Q4_K, Q8_0 = WEIGHT_FORMATS["float16"], WEIGHT_FORMATS["q4_k"], WEIGHT_FORMATS["q8_0"]
+Q4_K, Q8_0 = WEIGHT_FORMATS["q4_k"], WEIGHT_FORMATS["q8_0"]
 
 
 SIZES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (8, 1, 1)]
@@ -63,7 +63,6 @@ def test_every_weight_is_held_as_often_as_the_groups_say(name, sizes, redundant)
 def test_one_rank_holds_the_model():
     for spec in SPECS.values():
         assert layout(spec).ranks[0].num_parameters == spec.num_parameters
-        assert layout(spec).ranks[0].weight_bytes(FP16) == 2 * spec.num_parameters
 
 
 def test_llama_70b_in_four_by_two():
@@ -140,13 +139,42 @@ def test_experts_and_their_parts():
     assert spread.ranks[3].cuts["expert_inner"] == range(64)
 
 
-def test_bytes_of_quantised_weights():
+def test_bytes_of_packed_weights():
+    """Panels of 16 rows, 20 bytes for 32 weights with a minimum, 34 for those of 8 bits; norms are float32."""
     spec = model(hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=2, head_dim=128, num_layers=1)
     rank = layout(spec, tp=2, weights=Q4_K).ranks[0]
-    tables, qkv, out, mlp = 2 * 50, 256 + 2 * 128, 256, 3 * 256  # rows of 256 columns
-    norms = 3 * 256 * 4
-    assert rank.weight_bytes(Q4_K) == (tables + qkv + out + mlp) * 144 + norms
-    assert rank.weight_bytes(Q4_K, tables=FP16) == tables * 512 + (qkv + out + mlp) * 144 + norms
+    linears = 256 + 2 * 128 + 256 + 3 * 256  # rows of 256 columns
+    table, head, norms = 50 * 512, 64 * (8 * 34), 3 * 256 * 4  # 50 rows fill four panels
+    kept = KeptWeights.packed("float16", dict.fromkeys(rank.tensors(), "q4_k") | {HEAD: "q6_k"})
+    assert kept.name == "q4_1+int8"
+    assert rank.weight_bytes(kept) == linears * 8 * 20 + table + head + norms
+    floats = KeptWeights.packed("float32")
+    assert rank.weight_bytes(floats) == (linears + 50 + 64) * 1024 + norms
+    assert rank.weight_bytes(KeptWeights.plain("bfloat16")) == (linears + 50 + 50) * 512 + norms
+
+
+def test_a_tied_head_is_a_copy_only_where_it_is_packed():
+    table, norms = 100 * 64, 9 * 64
+    whole, (first, last) = layout(SPECS["tied"]).ranks[0], layout(SPECS["tied"], pp=2).ranks
+    gpu, cpu = KeptWeights.plain("float16"), KeptWeights.packed("float16")
+    assert whole.weight_bytes(gpu) == 2 * whole.num_parameters + 2 * norms
+    assert whole.weight_bytes(cpu) - whole.weight_bytes(gpu) == 112 * 64 * 2  # seven panels
+    assert first.weight_bytes(gpu) + last.weight_bytes(gpu) - whole.weight_bytes(gpu) == 2 * table
+    assert first.weight_bytes(cpu) + last.weight_bytes(cpu) == whole.weight_bytes(cpu)
+
+
+def test_gates_are_exact_and_summed_biases_are_on_one_rank():
+    rank = layout(MOE).ranks[0]
+    gates, norms, biases = 3 * (8 + 1) * 64, 9 * 64, 4 * (64 + 2 * 32)
+    exact = gates + norms + biases
+    assert rank.weight_bytes(KeptWeights.plain("float16")) == 2 * (rank.num_parameters - exact) + 4 * exact
+    biased = layout(replace(SPECS["dense"], o_bias=True), tp=2)
+    plain = layout(SPECS["dense"], tp=2)
+    added = [
+        one.weight_bytes(KeptWeights.plain("float16")) - other.weight_bytes(KeptWeights.plain("float16"))
+        for one, other in zip(biased.ranks, plain.ranks, strict=True)
+    ]
+    assert added == [4 * 64 * 4, 0]
 
 
 def test_formats_are_those_of_gguf():
@@ -154,7 +182,6 @@ def test_formats_are_those_of_gguf():
     assert Q4_K.matrix_bytes(2, 512) == 2 * 2 * 144
     assert WEIGHT_FORMATS["q6_k"].matrix_bytes(1, 256) == 210
     assert WEIGHT_FORMATS["q5_0"].matrix_bytes(1, 32) == 22
-    assert (Q8_0.vector_bytes(10), FP16.vector_bytes(10)) == (40, 20)
 
 
 @pytest.mark.parametrize(
