@@ -12,14 +12,16 @@ from ..cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
 from ..kv_store.events import KvEvent
 from .engine.engine import Engine
 from .engine.executor import Executor
+from .engine.joint import JointEngine
 
 DeltaSink = Callable[[list[TokenDelta]], None]
 EventSink = Callable[[list[KvEvent]], None]
+FailureSink = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
 
-def _ignore_events(events: list[KvEvent]) -> None:
+def _ignore(news: object) -> None:
     """For engines that nobody routes to."""
 
 
@@ -31,13 +33,18 @@ class LocalEngine:
     """
 
     def __init__(
-        self, engine: Engine, executor: Executor, on_deltas: DeltaSink, on_events: EventSink = _ignore_events
+        self,
+        engine: Engine | JointEngine,
+        executor: Executor,
+        on_deltas: DeltaSink,
+        on_events: EventSink = _ignore_events,
     ) -> None:
         """Takes ``engine`` and the ``executor`` it was made with, and starts the thread."""
         self._engine = engine
         self._executor = executor
         self._on_deltas = on_deltas
         self._on_events = on_events
+        self._on_failure = on_failure
         self._changed = threading.Condition()
         """Guards the engine. Not held while the executor computes, so that callers never wait for a step."""
         self._snapshots: list[Future[list[KvEvent]]] = []
@@ -85,6 +92,14 @@ class LocalEngine:
             self._snapshots.append(future)
             self._changed.notify()
         return future
+
+    def fail(self, message: str) -> None:
+        """What computes here is lost: end what is open with an error, after the step that runs. Later calls change
+        nothing.
+        """
+        with self._changed:
+            self._failure = self._failure or message
+            self._changed.notify()
 
     def close(self) -> None:
         """Stop after the step that runs, end what is open with an error, release the executor. Idempotent."""

@@ -120,6 +120,11 @@ class Topology:
         """Ranks that hand hidden states on, by stage."""
         return [list(range(first, self.world_size, self.stage_size)) for first in range(self.stage_size)]
 
+    @property
+    def attention_groups(self) -> list[list[int]]:
+        """Ranks that serve the same requests, in all stages, by dp_rank."""
+        return [[place.rank for place in self.places() if place.dp_rank == group] for group in range(self.attention_dp)]
+
     def previous_rank(self, rank: int) -> int | None:
         """The rank that hidden states come from; None in the first stage."""
         return None if self.holds_embedding(rank) else rank - self.stage_size

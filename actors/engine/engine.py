@@ -51,6 +51,10 @@ class Engine:
         """Whether ``step`` has anything to do."""
         return bool(self._requests or self._pending)
 
+    def __contains__(self, request_id: RequestId) -> bool:
+        """Whether a request waits, runs, or is still in flight after its end."""
+        return request_id in self._requests
+
     @property
     def num_in_flight(self) -> int:
         """Plans submitted whose results have not been taken."""

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ...cluster.model_spec import ModelSpec, RopeSpec
+from ...cluster.model_spec import MLA_NORM_EPS, ModelSpec, RopeSpec
 from ...cluster.model_tensors import FINAL_NORM
 from ..attention.interface import AttentionBackend, AttentionMetadata
 from ..attention.kv_memory import KvMemory
+from ..attention.latent import LatentAttention
 from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
 from ..layers.embedding import Embedding, LogitGather
+from ..layers.latent_attention import LatentSelfAttention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import MoeMLP
 from ..layers.moe_dispatch import LocalDispatch, TokenExchange
@@ -32,7 +34,7 @@ class DecoderLayer:
     """
 
     attention_norm: RMSNorm
-    attention: SelfAttention
+    attention: SelfAttention | LatentSelfAttention
     attention_output_norm: RMSNorm | None
     mlp_norm: RMSNorm
     mlp: GatedMLP | MoeMLP
@@ -74,7 +76,7 @@ class Decoder:
         shard: Shard,
         weights: Weights,
         linears: Linears,
-        backend: AttentionBackend,
+        backend: AttentionBackend | LatentAttention,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -89,7 +91,7 @@ class Decoder:
         self.weights_format = linears.format
         self.table_dtype = linears.table.dtype
         self.embedding = Embedding(linears.table, spec.embedding_scale, dtype, group, own.cuts["vocab"].start)
-        builder = _LayerBuilder(shard, spec, weights, linears, backend, device)
+        builder = _LayerBuilder(shard, spec, weights, linears, backend, dtype, device)
         self.layers = [builder.layer(index) for index in range(spec.num_layers)]
         self.rotary = {rope: RotaryEmbedding(rope, device) for rope in {layer.rope for layer in self.layers}}
         self.norm = builder.norm(FINAL_NORM) if own.has_head else None
@@ -98,9 +100,14 @@ class Decoder:
         self._fused = FusedStep.of(spec, self.layers, self.rotary, group)
 
     @property
+    def sparse_mlps(self) -> list[MoeMLP]:
+        """Those of its layers with experts, in order."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeMLP)]
+
+    @property
     def kv_heads(self) -> int:
         """KV heads that the rank caches."""
-        return self.spec.num_kv_heads
+        return self.spec.cache_heads
 
     @torch.inference_mode()
     def forward(
@@ -154,7 +161,8 @@ class _LayerBuilder:
     spec: ModelSpec
     weights: Weights
     linears: Linears
-    backend: AttentionBackend
+    backend: AttentionBackend | LatentAttention
+    dtype: torch.dtype
     device: torch.device
 
     def layer(self, index: int) -> DecoderLayer:
@@ -164,7 +172,7 @@ class _LayerBuilder:
         after_attention = self.norm(prefix + "post_attention_layernorm.weight")
         return DecoderLayer(
             attention_norm=self.norm(prefix + "input_layernorm.weight"),
-            attention=self._attention(prefix + "self_attn.", spec.layer_windows[index]),
+            attention=self._attention(prefix + "self_attn.", spec.layer_windows[index], self.backend),
             attention_output_norm=after_attention if sandwich else None,
             mlp_norm=self.norm(prefix + "pre_feedforward_layernorm.weight") if sandwich else after_attention,
             mlp=self._mlp(self.shard.own.layers[index]),
@@ -173,12 +181,17 @@ class _LayerBuilder:
             group=self.shard.groups.tp,
         )
 
-    def norm(self, name: str) -> RMSNorm:
+    def norm(self, name: str, eps: float | None = None) -> RMSNorm:
+        """``eps``: the model's by default."""
         weight = self.weights.take(name).to(self.device)
-        return RMSNorm(weight, self.spec.norm_eps, plus_one=self.spec.norm_plus_one)
+        return RMSNorm(weight, self.spec.norm_eps if eps is None else eps, plus_one=self.spec.norm_plus_one)
 
-    def _attention(self, prefix: str, window: int | None) -> SelfAttention:
+    def _attention(
+        self, prefix: str, window: int | None, backend: AttentionBackend | LatentAttention
+    ) -> SelfAttention | LatentSelfAttention:
         spec = self.spec
+        if isinstance(backend, LatentAttention):
+            return self._latent_attention(prefix, backend)
         by_head = spec.qk_norm and not spec.qk_norm_whole
         return SelfAttention(
             qkv=self.linears.linear(prefix + "qkv_proj"),
@@ -191,9 +204,30 @@ class _LayerBuilder:
             scale=spec.query_scale,
             window=window,
             softcap=spec.attention_softcap,
-            backend=self.backend,
+            backend=backend,
             qk_norm=self._qk_norm(prefix) if spec.qk_norm_whole else None,
             clip=spec.qkv_clip,
+        )
+
+    def _latent_attention(self, prefix: str, backend: LatentAttention) -> LatentSelfAttention:
+        mla = self.spec.mla
+        assert mla is not None
+        up = self.weights.take(prefix + "kv_b_proj.weight").to(self.device, self.dtype)
+        key_up, value_up = up.view(self.spec.num_heads, -1, mla.kv_lora_rank).split(
+            (mla.qk_nope_head_dim, mla.v_head_dim), 1
+        )
+        has_query_latent = mla.q_lora_rank is not None
+        return LatentSelfAttention(
+            down=self.linears.linear(prefix + "down_proj"),
+            q_norm=self.norm(prefix + "q_a_layernorm.weight", MLA_NORM_EPS) if has_query_latent else None,
+            queries=self.linears.linear(prefix + "queries_proj"),
+            kv_norm=self.norm(prefix + "kv_a_layernorm.weight", MLA_NORM_EPS),
+            key_up=key_up,
+            value_up=value_up.transpose(1, 2),
+            out=self.linears.linear(prefix + "o_proj"),
+            mla=mla,
+            scale=self.spec.query_scale,
+            backend=backend,
         )
 
     def _qk_norm(self, prefix: str) -> QueryKeyNorm:

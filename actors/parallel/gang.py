@@ -3,12 +3,13 @@
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from ...cluster.errors import RankLostError
 from ...cluster.kv_layout import KvLayout
+from ...cluster.messages import RankInfo
 from ..engine.plan import StepPlan, StepResult
 from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .plan_sender import PlanSender
@@ -54,31 +55,26 @@ class Crew(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """What is known of a rank."""
-
-    rank: int
-    stage: int
-    host: str
-    pid: int
-    peak_memory_bytes: int
-    last_step: int
-
-
 class GangExecutor:
-    """Sends plans to all ranks and takes the result of those that sample. Implements ``Executor``.
+    """Sends plans to all ranks and takes the result of those that sample. Implements ``GroupedExecutor``.
 
     A gang lives and dies whole: with a rank that is lost, or a step that fails, all processes end. Where there are more
-    ranks of experts than of attention, every attention group runs all requests, and the first one answers: that spreads
-    the experts' memory, not the work.
+    ranks of experts than of attention, there are ``num_groups`` with plans of their own: see ``start_engines``.
     """
 
     chains = False
 
-    def __init__(self, crew: Crew, sender: PlanSender, reports: list[RankReport]) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        sender: PlanSender,
+        reports: list[RankReport],
+        lost: "Future[RankLostError] | None" = None,
+    ) -> None:
         """Takes a crew that has joined and its control plane; ``start_gang`` makes them."""
         self.reports = reports
+        self.lost = lost or Future()
+        """Done when a rank is lost, also while no step runs; its callbacks come from another thread."""
         self.max_in_flight = crew.config.topology.pp
         self._crew = crew
         self._sender = sender
@@ -95,13 +91,23 @@ class GangExecutor:
         """See ``Executor``."""
         return self.reports[0].num_blocks
 
+    @property
+    def num_groups(self) -> int:
+        """See ``GroupedExecutor``."""
+        return self._crew.config.topology.attention_dp
+
     def submit(self, plan: StepPlan) -> None:
-        """Send a plan. A loss shows in its result."""
-        self._steps.append(plan.step)
+        """Send a plan, with several groups to the first of them. A loss shows in its result."""
+        self.submit_all([plan, *[StepPlan(step=plan.step)] * (self.num_groups - 1)])
+
+    def submit_all(self, plans: Sequence[StepPlan]) -> None:
+        """Send each group its plan. A loss shows in the step's result."""
+        step = plans[0].step
+        self._steps.append(step)
         try:
-            self._sender.send(plan)
+            self._sender.send(*plans)
         except RankLostError as error:
-            logger.error("step %d cannot start: %s", plan.step, error)
+            logger.error("step %d cannot start: %s", step, error)
 
     def result(self) -> StepResult:
         """Wait for the oldest step. A lost rank or a missed deadline becomes its ``error``."""
@@ -127,17 +133,17 @@ class GangExecutor:
         """What the ranks spend their time on. Raises RankLostError."""
         return self._crew.times()
 
-    def ranks(self) -> list[RankState]:
+    def ranks(self) -> list[RankInfo]:
         """All ranks, in order."""
         progress = self._sender.progress()
         topology = self._crew.config.topology
         return [
-            RankState(
+            RankInfo(
                 rank=report.rank,
                 stage=topology.place(report.rank).stage,
                 host=report.host,
                 pid=report.pid,
-                peak_memory_bytes=report.peak_memory_bytes,
+                memory_bytes=report.peak_memory_bytes,
                 last_step=progress.get(f"rank {report.rank}", 0),
             )
             for report in self.reports
@@ -149,14 +155,21 @@ def start_gang(
 ) -> GangExecutor:
     """Bring a crew together. Raises ModelLoadError, ConfigError, and RankLostError, after all processes have ended."""
     config, topology, token = crew.config, crew.config.topology, secrets.token_hex(16)
+    lost: Future[RankLostError] = Future()
+
+    def on_lost(error: RankLostError) -> None:
+        crew.kill()
+        lost.set_result(error)
+
     sender = PlanSender(
         topology.world_size,
         token,
         host=crew.address,
-        sampling_ranks=topology.sampling_ranks[:1],
+        sampling_ranks=topology.sampling_ranks,
+        groups=topology.attention_groups,
         deadline_s=config.step_s,
         silence_s=silence_s,
-        on_lost=lambda error: crew.kill(),
+        on_lost=on_lost,
     )
     try:
         reports = crew.join(Meeting(crew.serve_store(), sender.addresses, token), progress)
@@ -166,4 +179,4 @@ def start_gang(
         sender.close()
         crew.end()
         raise
-    return GangExecutor(crew, sender, reports)
+    return GangExecutor(crew, sender, reports, lost)

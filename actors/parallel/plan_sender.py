@@ -5,6 +5,7 @@ import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from ...cluster.errors import RankLostError
@@ -17,6 +18,7 @@ from .pulse import SILENCE_S, Pulse
 from .traffic import Traffic
 
 _PURPOSES: tuple[Purpose, Purpose] = ("plans", "pulse")
+_Sampled = list[tuple[RequestId, list[int]]]
 _END = frame(b"")
 """No further plan will come."""
 
@@ -35,12 +37,16 @@ class PlanSender:
         *,
         host: str = "127.0.0.1",
         sampling_ranks: Sequence[int] = (0,),
+        groups: Sequence[Sequence[int]] | None = None,
         deadline_s: float = 30.0,
         silence_s: float = SILENCE_S,
         on_lost: Callable[[RankLostError], None] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """``host`` is this machine's address as the ranks reach it; ``deadline_s`` is a step's."""
+        """``host`` is this machine's address as the ranks reach it; ``deadline_s`` is a step's.
+
+        Every rank is in one of ``groups``, which have plans of their own; by default there is one group.
+        """
         self.num_ranks = num_ranks
         self.traffic = traffic or Traffic()
         self._listener = Listener(token, host)
@@ -56,8 +62,10 @@ class PlanSender:
         self._lost: RankLostError | None = None
         self._steps: deque[int] = deque()
         self._answers: defaultdict[int, dict[int, StepResult]] = defaultdict(dict)
-        self._results: deque[StepResult] = deque()
-        self._sampled: list[tuple[RequestId, list[int]]] = []
+        self._results: deque[dict[int, StepResult]] = deque()
+        """By the rank that gave it."""
+        self._groups = groups or [range(num_ranks)]
+        self._sampled: list[_Sampled] = [[] for _ in self._groups]
 
     def accept(self, deadline_s: float) -> None:
         """Wait until every rank has connected. Raises RankLostError, naming those that have not."""
@@ -87,15 +95,16 @@ class PlanSender:
         pulses = {f"rank {rank}": sockets[Hello(rank, "pulse")] for rank in range(self.num_ranks)}
         self._pulse = Pulse(pulses, self._lose, silence_s=self._silence_s)
 
-    def send(self, plan: StepPlan) -> None:
-        """Send a plan, and with it the tokens sampled since the last one. Raises RankLostError."""
+    def send(self, *plans: StepPlan) -> None:
+        """Send each group its plan of a step, with the tokens it sampled since the last one. Raises RankLostError."""
         self._check()
-        delivery, self._sampled = Delivery(plan, tuple(self._sampled)), []
-        framed = frame(encode_delivery(delivery))
-        for link in self._links.values():
-            self._guarded(lambda link=link: link.send(framed))
-            self.traffic.add("plan", len(framed))
-        self._steps.append(plan.step)
+        for group, (plan, ranks) in enumerate(zip(plans, self._groups, strict=True)):
+            delivery, self._sampled[group] = Delivery(plan, tuple(self._sampled[group])), []
+            framed = frame(encode_delivery(delivery))
+            for rank in ranks:
+                self._guarded(lambda link=self._links[rank], framed=framed: link.send(framed))
+                self.traffic.add("plan", len(framed))
+        self._steps.append(plans[0].step)
 
     def result(self, deadline_s: float | None = None) -> StepResult:
         """The result of the oldest plan that has none yet. Raises RankLostError.
@@ -115,9 +124,12 @@ class PlanSender:
                 rank = cast(int, key.data)
                 self._guarded(lambda rank=rank: self._read(rank))
         self._steps.popleft()
-        result = self._results.popleft()
-        self._sampled += [(answer.request_id, answer.token_ids) for answer in result.sequences if answer.token_ids]
-        return result
+        answers = self._results.popleft()
+        for group, ranks in enumerate(self._groups):
+            for rank in ranks:
+                self._sampled[group] += _sampled_tokens(answers.get(rank))
+        first, *others = answers.values()
+        return replace(first, sequences=first.sequences + [row for other in others for row in other.sequences])
 
     def progress(self) -> dict[str, int]:
         """The last step that each rank had done with when it last said so."""
@@ -144,8 +156,7 @@ class PlanSender:
             except WireError as error:
                 raise RankLostError(f"rank {rank} sends nonsense: {error.message}") from error
             if result.error is not None:
-                result = StepResult(step=result.step, error=f"rank {rank}: {result.error}")
-                self._results.append(result)
+                self._results.append({rank: StepResult(step=result.step, error=f"rank {rank}: {result.error}")})
             elif rank in self._sampling_ranks:
                 self._gather(rank, result)
 
@@ -154,8 +165,7 @@ class PlanSender:
         answers[rank] = answer
         if len(answers) == len(self._sampling_ranks):
             del self._answers[answer.step]
-            sequences = [sequence for rank in sorted(answers) for sequence in answers[rank].sequences]
-            self._results.append(StepResult(step=answer.step, sequences=sequences))
+            self._results.append({rank: answers[rank] for rank in sorted(answers)})
 
     def _who_is_where(self) -> str:
         return ", ".join(f"{name} is through with {step}" for name, step in self.progress().items())
@@ -187,3 +197,7 @@ class PlanSender:
             link.send(_END)
         except RankLostError:  # then it needs no word
             link.shut()
+
+
+def _sampled_tokens(answer: StepResult | None) -> _Sampled:
+    return [] if answer is None else [(row.request_id, row.token_ids) for row in answer.sequences if row.token_ids]

@@ -100,7 +100,6 @@ class ThreadCrew:
                 receiver,
                 lambda num_tokens: None,
                 samples=topology.samples(rank),
-                answers=rank == topology.sampling_ranks[0],
             ).run()
         except RankLostError:
             pass

@@ -1,0 +1,232 @@
+"""Engines that step together: one for each group of ranks whose attention is data-parallel.
+
+Each group has requests, KV blocks and a prefix cache of its own. Its ranks hold a part of the experts that all groups'
+tokens go to, so a step is run by all groups at once, also by those that have nothing to compute.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ...cluster.errors import EngineError, InvalidRequestError
+from ...cluster.ids import BlockHash, RequestId
+from ...cluster.messages import GenerateRequest, Load, TokenDelta
+from ...kv_store.block_pool import InvariantError
+from ...kv_store.events import BlocksStored, KvEvent
+from ...kv_store.hashing import pack_tokens, salted
+from .config import EngineConfig
+from .engine import Engine
+from .event_union import EventUnion
+from .executor import Executor
+from .plan import StepPlan, StepResult
+
+SEQUENCE_TOKENS = 64
+"""A sequence weighs as much as so many tokens that are still to be computed: what it will decode is not known."""
+
+
+class GroupedExecutor(Executor, Protocol):
+    """Runs one plan for each of its groups in a step. A result has the sequences of all of them."""
+
+    @property
+    def num_groups(self) -> int:
+        """Groups with KV blocks of their own, ``num_blocks`` each."""
+        ...
+
+    def submit_all(self, plans: Sequence[StepPlan]) -> None:
+        """Start a step: the plan of each group, all with the step's number, empty where there is nothing to do."""
+        ...
+
+
+def start_engines(
+    executor: GroupedExecutor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+) -> "Engine | JointEngine":
+    """What serves requests with all groups of an executor: for a ``LocalEngine``. The limits are each group's."""
+    if executor.num_groups == 1:
+        return Engine(executor, config, clock, namespace)
+    return JointEngine(executor, config, clock, namespace)
+
+
+class JointEngine:
+    """An ``Engine`` for each group behind what looks like one. Not thread-safe."""
+
+    def __init__(
+        self, executor: GroupedExecutor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+    ) -> None:
+        """As ``Engine``."""
+        self.config = config
+        self.namespace = namespace
+        self._executor = executor
+        self._lanes = [_Lane(executor) for _ in range(executor.num_groups)]
+        self.engines = [Engine(lane, config, clock, namespace) for lane in self._lanes]
+        self.max_tokens = self.engines[0].max_tokens
+        """Prompt and output tokens that one sequence can have here."""
+        self._union = EventUnion(executor.num_groups)
+        self._in_flight: deque[tuple[int, list[tuple[Engine, int]]]] = deque()
+        """Steps, and the engines that take part in them with the number that each of them gave it."""
+        self._num_steps = 0
+        self._failure: str | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return any(engine.has_work for engine in self.engines)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps submitted whose results have not been taken."""
+        return len(self._in_flight)
+
+    def add(self, source: GenerateRequest) -> None:
+        """Queue a request where it will be done with first. Raises what ``Engine.add`` raises."""
+        self._check_alive()
+        if any(source.request_id in engine for engine in self.engines):
+            raise InvalidRequestError(f"request {source.request_id} is running already", param="request_id")
+        self._choose(source).add(source)
+
+    def _choose(self, source: GenerateRequest) -> Engine:
+        """The group with the least to compute, what it lacks of the request's prefix included."""
+        cached = self._cached_tokens(source)
+        costs = [_queued(engine.load()) - warm for engine, warm in zip(self.engines, cached, strict=True)]
+        is_full = [len(engine.scheduler.waiting) >= self.config.max_num_queued_reqs for engine in self.engines]
+        return self.engines[min(range(len(costs)), key=lambda group: (is_full[group], costs[group]))]
+
+    def _cached_tokens(self, source: GenerateRequest) -> list[int]:
+        """By group, tokens of the request that are cached there."""
+        tokens = source.prompt_token_ids + source.output_token_ids
+        try:
+            packed = pack_tokens(tokens)
+        except (OverflowError, TypeError):  # the engine that gets it will say so
+            return [0] * len(self.engines)
+        namespace = salted(self.namespace, source.cache_salt)
+        return [engine.cache.match(namespace, packed, len(tokens)).num_tokens for engine in self.engines]
+
+    def abort(self, request_id: RequestId) -> None:
+        """See ``Engine``."""
+        for engine in self.engines:
+            engine.abort(request_id)
+
+    def step(self) -> list[TokenDelta]:
+        """Schedule, run and account one step. Raises EngineError after a failure has been reported by deltas."""
+        self._check_alive()
+        try:
+            return self.end(self._executor.result()) if self.begin_all() else self.take_pending()
+        except Exception as error:  # whatever the executor meets, its requests must end
+            return self.fail(f"{type(error).__name__}: {error}")
+
+    def begin(self) -> bool:
+        """Schedule the next step of all groups and submit it. False: nothing to run now."""
+        self._check_alive()
+        begun = [
+            (engine, lane.take()) for engine, lane in zip(self.engines, self._lanes, strict=True) if engine.begin()
+        ]
+        if not begun:
+            return False
+        self._num_steps += 1
+        plans = dict(begun)
+        empty = StepPlan(step=self._num_steps)
+        self._in_flight.append((self._num_steps, [(engine, plan.step) for engine, plan in begun]))
+        self._executor.submit_all([replace(plans.get(engine, empty), step=self._num_steps) for engine in self.engines])
+        return True
+
+    def begin_all(self) -> bool:
+        """Submit as many steps as the executor makes use of. False: none is in flight."""
+        while len(self._in_flight) < self._executor.max_in_flight and self.begin():
+            pass
+        return bool(self._in_flight)
+
+    def end(self, result: StepResult) -> list[TokenDelta]:
+        """Account the oldest step in flight."""
+        step, begun = self._in_flight[0]
+        if result.error is not None:
+            return self.fail(result.error)
+        if result.step != step:
+            return self.fail(f"the result of step {result.step} came for step {step}")
+        self._in_flight.popleft()
+        deltas = self.take_pending()
+        for engine, number in begun:
+            deltas += engine.end(replace(result, step=number))
+        return deltas
+
+    def fail(self, message: str) -> list[TokenDelta]:
+        """The executor is lost: every request ends with an error, and nothing can be added any more."""
+        self._failure = message
+        self._in_flight.clear()
+        return [delta for engine in self.engines for delta in engine.fail(message)]
+
+    def take_pending(self) -> list[TokenDelta]:
+        """Deltas of requests that ended without a step."""
+        return [delta for engine in self.engines for delta in engine.take_pending()]
+
+    def load(self) -> Load:
+        """Of all groups together."""
+        loads = [engine.load() for engine in self.engines]
+        return Load(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            waiting_tokens=sum(load.waiting_tokens for load in loads),
+            kv_used_blocks=sum(load.kv_used_blocks for load in loads),
+            kv_total_blocks=sum(load.kv_total_blocks for load in loads),
+            max_num_seqs=sum(load.max_num_seqs for load in loads),
+        )
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""
+        for engine in self.engines:
+            engine.clear_cache()
+
+    def drain_events(self) -> list[KvEvent]:
+        """What has entered the first cache and left the last one since the last call."""
+        return [
+            event
+            for group, engine in enumerate(self.engines)
+            for event in self._union.merge(group, engine.drain_events())
+        ]
+
+    def snapshot_events(self) -> list[BlocksStored]:
+        """All that is cached in any group, no block before its parent. Drain the events before."""
+        union = EventUnion(len(self.engines))
+        return [
+            event
+            for group, engine in enumerate(self.engines)
+            for event in union.merge(group, engine.snapshot_events())
+            if isinstance(event, BlocksStored)
+        ]
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+
+class _Lane:
+    """The executor as one group's engine sees it: keeps a plan until those of the others are made."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.layout = executor.layout
+        self.num_blocks = executor.num_blocks
+        self.max_in_flight = executor.max_in_flight
+        self.chains = executor.chains
+        self._plan: StepPlan | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        """Keep it."""
+        self._plan = plan
+
+    def take(self) -> StepPlan:
+        """What was submitted last."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            raise InvariantError("an engine began a step without a plan")
+        return plan
+
+    def result(self) -> StepResult:
+        """Raises InvariantError: results come to all groups at once."""
+        raise InvariantError("a group has no results of its own")
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _queued(load: Load) -> int:
+    """Tokens to compute, as far as they are known."""
+    return load.waiting_tokens + SEQUENCE_TOKENS * (load.running + load.waiting)
