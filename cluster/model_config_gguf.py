@@ -8,7 +8,7 @@ from typing import Any, cast
 from .errors import ModelLoadError
 from .model_config_moe import gguf_family, gguf_mla, gguf_mla_query_scale, gguf_moe
 from .model_config_values import ROPE_SCALINGS, read_size, stretched_context, token_ids
-from .model_families import DENSE, QK_NORM, unsupported
+from .model_families import IN_GGUF, QK_NORM, unsupported
 from .model_spec import Architecture as Family
 from .model_spec import ModelSpec, RopeSpec
 
@@ -29,7 +29,7 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
 def spec_from_gguf(
-    metadata: Mapping[str, Any], tensors: Collection[str] = (), *, families: Collection[Family] = DENSE
+    metadata: Mapping[str, Any], tensors: Collection[str] = (), *, families: Collection[Family] = IN_GGUF
 ) -> ModelSpec:
     """Read GGUF key-value pairs; the file's tensor names tell of biases and an untied head.
 

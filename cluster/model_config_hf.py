@@ -1,13 +1,13 @@
 """Hugging Face's ``config.json`` read as ``ModelSpec``: see ``model_config``."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import log
 from typing import Any, Literal
 
 from .errors import ModelLoadError
 from .model_config_moe import MOE_DEFAULTS, hf_mla, hf_mla_query_scale, hf_moe
 from .model_config_values import ROPE_SCALINGS, read_size, stretched_context, token_ids
-from .model_families import QK_NORM, SERVED, unsupported
+from .model_families import QK_NORM, unsupported
 from .model_spec import Architecture as Family
 from .model_spec import ModelSpec, RopeSpec
 
@@ -71,18 +71,13 @@ _NO_VALUES: Mapping[str, Any] = {}
 _UNWINDOWED: tuple[Family, ...] = ("llama", "olmoe", "deepseek_v2", "deepseek_v3")
 
 
-def spec_from_hf(
-    config: Mapping[str, Any],
-    generation: Mapping[str, Any] = _NO_VALUES,
-    *,
-    families: Collection[Family] = SERVED,
-) -> ModelSpec:
+def spec_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] = _NO_VALUES) -> ModelSpec:
     """Read ``config.json`` (as transformers 4 or 5 writes it) and, for end tokens, ``generation_config.json``.
 
-    Raises ModelLoadError for an architecture outside ``families``, for an activation, rope scaling or layer type that
-    is not supported, and for a size that is missing.
+    Raises ModelLoadError for an architecture, activation, rope scaling or layer type that is not supported, and for a
+    size that is missing.
     """
-    family = _hf_family(config, families)
+    family = _hf_family(config)
     # An explicit null stands: it switches a window or a softcap off.
     values: dict[str, Any] = _HF_DEFAULTS[family] | dict(config) | dict(config.get("text_config") or {})
     hidden, heads = read_size(values, "hidden_size"), read_size(values, "num_attention_heads")
@@ -130,15 +125,14 @@ def spec_from_hf(
     )
 
 
-def _hf_family(config: Mapping[str, Any], families: Collection[Family]) -> Family:
+def _hf_family(config: Mapping[str, Any]) -> Family:
     names: list[str] = config.get("architectures") or []
     model_type = str(config.get("model_type", ""))
     known: list[Family | None] = [_HF_FAMILIES.get(name) for name in names] or [_MODEL_TYPES.get(model_type)]
     for family in known:
-        if family is not None and family in families:
+        if family is not None:
             return family
-    supported = [name for name, family in _HF_FAMILIES.items() if family in families]
-    raise unsupported(", ".join(names) or model_type, supported)
+    raise unsupported(", ".join(names) or model_type, _HF_FAMILIES)
 
 
 def _hf_biases(family: Family, values: Mapping[str, Any]) -> tuple[bool, bool]:

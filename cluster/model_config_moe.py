@@ -95,12 +95,12 @@ def _hf_deepseek(family: Architecture, values: Mapping[str, Any]) -> MoeSpec:
         raise ModelLoadError(f"topk_method {method} is not supported for {family} ({', '.join(supported)})")
     grouped = method != "greedy"
     num_layers, inner = read_size(values, "num_hidden_layers"), read_size(values, "moe_intermediate_size")
-    dense = int(values.get("first_k_dense_replace") or 0)
+    dense, step = int(values.get("first_k_dense_replace") or 0), int(values.get("moe_layer_freq") or 1)
     return MoeSpec(
         num_experts=_either(values, "n_routed_experts", "num_local_experts", "num_experts"),
         experts_per_token=read_size(values, "num_experts_per_tok"),
         intermediate_size=inner,
-        sparse_layers=tuple(layer >= dense for layer in range(num_layers)),
+        sparse_layers=tuple(layer >= dense and layer % step == 0 for layer in range(num_layers)),
         shared_intermediate_size=inner * int(values.get("n_shared_experts") or 0),
         scoring="sigmoid" if v3 else "softmax",
         norm_topk_prob=v3 and bool(values.get("norm_topk_prob")),

@@ -23,6 +23,9 @@ Architecture = Literal[
     "deepseek_v3",
 ]
 
+MLA_NORM_EPS = 1e-6
+"""Of the norms inside latent attention, whatever the model's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -86,7 +89,7 @@ class MlaSpec:
     Queries: q_proj, or q_b(norm(q_a(x))) with ``q_lora_rank``; each head has ``qk_nope_head_dim`` plain and
     ``qk_rope_head_dim`` rotated elements. kv_a(x) is the latent [kv_lora_rank], normed, and one rotated key
     [qk_rope_head_dim] that all heads share: these are what is cached. kv_b makes plain keys and values per head.
-    Both inner norms have eps 1e-6 whatever the model's. ``ModelSpec.query_scale`` holds YaRN's mscale squared.
+    Both inner norms have eps MLA_NORM_EPS. ``ModelSpec.query_scale`` holds YaRN's mscale squared.
     """
 
     q_lora_rank: int | None
@@ -147,6 +150,21 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = field(default_factory=tuple)
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+
+    @property
+    def cache_heads(self) -> int:
+        """Keys that a token leaves in a layer's cache."""
+        return self.num_kv_heads if self.mla is None else 1
+
+    @property
+    def cache_dim(self) -> int:
+        """Elements of one of them."""
+        return self.head_dim if self.mla is None else self.mla.cached_size
+
+    @property
+    def cached_elements(self) -> int:
+        """Per token and layer, keys and values; MLA's values are part of its keys."""
+        return self.cache_heads * self.cache_dim * (2 if self.mla is None else 1)
 
     @property
     def num_parameters(self) -> int:

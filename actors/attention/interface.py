@@ -25,14 +25,21 @@ class AttentionMetadata:
     max_seqlen_k: int
 
 
-class AttentionBackend(Protocol):
-    """k_cache and v_cache are [num_blocks, *page], with pages of the shapes that the backend wants."""
+class PagedBackend(Protocol):
+    """What every backend says of its cache: k_cache and v_cache are [num_blocks, *page]."""
 
     name: str
 
     def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape of a page of keys and of a page of values; each has the same number of elements."""
+        """Shape of a page of keys and of a page of values.
+
+        Both have the same number of elements, or the values none: where they are part of the keys.
+        """
         ...
+
+
+class AttentionBackend(PagedBackend, Protocol):
+    """Of heads with keys and values of their own."""
 
     def append(
         self,

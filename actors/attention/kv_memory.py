@@ -8,12 +8,15 @@ import torch
 
 from ...cluster.ids import BlockId
 from ...cluster.kv_layout import KvLayout
-from .interface import AttentionBackend
+from .interface import PagedBackend
 
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """Per page slot a key and a value tensor [num_blocks, *page], with pages as the attention backend wants them."""
+    """Per page slot a key and a value tensor [num_blocks, *page], with pages as the attention backend wants them.
+
+    Values that are part of the keys have pages of no elements.
+    """
 
     layout: KvLayout
     keys: tuple[torch.Tensor, ...]
@@ -28,7 +31,7 @@ class KvMemory:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        backend: AttentionBackend,
+        backend: PagedBackend,
     ) -> "KvMemory":
         """Zeroed pages; page 0 is the null page and stays zero."""
         key_page, value_page = backend.page_shapes(layout.block_size, num_kv_heads, head_dim)
@@ -50,6 +53,6 @@ class KvMemory:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Host memory is mapped and not written: the machine gives it, zeroed, when a page is first used."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.frombuffer(mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

@@ -18,6 +18,7 @@ from ...cluster.model_spec import ModelSpec, RopeSpec
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..attention.native_backend import NativeAttention
+from ..layers.attention import SelfAttention
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
@@ -64,7 +65,7 @@ class FusedStep:
         self._rotary = tuple(rotary.values())
         self._ropes = {rope: index for index, rope in enumerate(rotary)}
         self._group = group
-        first = layers[0].attention.qkv
+        first = layers[0].attention.out
         self._choice = first.choice if isinstance(first, ChoosingLinear) else LinearChoice()
         self._bound: _Bound | None = None
 
@@ -81,17 +82,7 @@ class FusedStep:
         ``group`` are the ranks that have the layers' other parts. What an output norm reads is summed in there or not
         at all, so families with such norms need a group of one or in shared memory.
         """
-        is_native = all(
-            isinstance(layer.attention.backend, NativeAttention)
-            and isinstance(layer.mlp, GatedMLP)
-            and layer.attention.qk_norm is None
-            and layer.attention.clip is None
-            and all(
-                _own(linear) is not None
-                for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-            )
-            for layer in layers
-        )
+        is_native = all(map(_is_native, layers))
         can_sum = group.size == 1 or isinstance(group, SharedMemoryGroup) or not spec.sandwich_norms
         has_one_size = len({rope.rotary_dim for rope in rotary}) == 1
         return cls(spec, layers, rotary, group) if is_native and can_sum and has_one_size else None
@@ -164,8 +155,21 @@ class FusedStep:
         return _Bound(kv, decoder, layers)
 
 
+def _is_native(layer: "DecoderLayer") -> bool:
+    attention, mlp = layer.attention, layer.mlp
+    return (
+        isinstance(attention, SelfAttention)
+        and isinstance(attention.backend, NativeAttention)
+        and isinstance(mlp, GatedMLP)
+        and attention.qk_norm is None
+        and attention.clip is None
+        and all(_own(linear) is not None for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
+    )
+
+
 def _fill(struct: LayerStruct, layer: "DecoderLayer", group: int, rope: int, cache: KvCacheStruct) -> None:
     attention, mlp = layer.attention, layer.mlp
+    assert isinstance(attention, SelfAttention)
     assert isinstance(mlp, GatedMLP)
     struct.attention_norm = _weight(layer.attention_norm)
     struct.attention_output_norm = _weight(layer.attention_output_norm)

@@ -8,6 +8,7 @@ import torch
 from ...cluster.errors import ConfigError
 from ...cluster.parallel_layout import RankLayout
 from ..attention import make_backend
+from ..attention.latent import LatentAttention
 from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
 from ..parallel.shard import Shard
@@ -59,7 +60,8 @@ def load_model(
         )
     else:
         linears, activations = _by_torch(own, weights, dtype, device)
-    return Decoder(shard, weights, linears, make_backend(device, activations), dtype=activations, device=device)
+    backend = make_backend(device, activations) if own.spec.mla is None else LatentAttention()
+    return Decoder(shard, weights, linears, backend, dtype=activations, device=device)
 
 
 def _packed(own: RankLayout, weights: Weights, dtype: str, quantization: str) -> Linears:

@@ -16,7 +16,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def page_bytes(spec: ModelSpec, layout: KvLayout, dtype: torch.dtype) -> int:
     """Bytes of one page: keys and values of ``block_size`` tokens in ``slots`` layers."""
-    return layout.slots * layout.block_size * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return layout.slots * layout.block_size * spec.cached_elements * dtype.itemsize
 
 
 def kv_blocks_for(spec: ModelSpec, memory_bytes: int, layout: KvLayout, dtype: torch.dtype) -> int:

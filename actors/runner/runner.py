@@ -66,7 +66,7 @@ class ModelRunner:
         self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._stage = forward
         self._kv = KvMemory.allocate(
-            layout, num_blocks, spec.num_kv_heads, spec.head_dim, self.kv_dtype, decoder.device, decoder.backend
+            layout, num_blocks, spec.cache_heads, spec.cache_dim, self.kv_dtype, decoder.device, decoder.backend
         )
         self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
         self._sequences = SequenceTable(len(layout.groups))

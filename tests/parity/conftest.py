@@ -209,7 +209,7 @@ class PagedSequences:
         self.layout = KvLayout.of(decoder.spec.layer_windows, BLOCK_SIZE)
         spec = decoder.spec
         self.kv = KvMemory.allocate(
-            self.layout, num_blocks, spec.num_kv_heads, spec.head_dim, decoder.dtype, decoder.device, decoder.backend
+            self.layout, num_blocks, spec.cache_heads, spec.cache_dim, decoder.dtype, decoder.device, decoder.backend
         )
         self.free = (1 + torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(3))).tolist()
         self.tokens: list[list[int]] = []

@@ -99,7 +99,7 @@ class ThreadedGang:
                     stage_layout(layout, decoder.own.layers),
                     num_blocks,
                     decoder.kv_heads,
-                    decoder.spec.head_dim,
+                    decoder.spec.cache_dim,
                     decoder.dtype,
                     decoder.device,
                     decoder.backend,

@@ -30,7 +30,7 @@ from warmroot.actors.models.sparse import SparseBuilder
 from warmroot.actors.models.tensors import sparse_linears
 from warmroot.actors.models.weights import Weights
 from warmroot.cluster.expert_placement import initial_placement
-from warmroot.cluster.model_config import DESCRIBED, spec_from_hf
+from warmroot.cluster.model_config import spec_from_hf
 from warmroot.cluster.model_tensors import dim_sizes, expert_tensors, layer_tensors
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def ours(model: torch.nn.Module, folder: Path, method: LinearMethod) -> MoeMLP:
     """The first layer's MLP, read from what transformers writes."""
     model.save_pretrained(folder)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    spec = spec_from_hf(config, families=DESCRIBED)
+    spec = spec_from_hf(config)
     experts, sizes = range(spec.moe.num_experts), dim_sizes(spec)
     tensors = layer_tensors(spec, 0)
     for expert in experts:

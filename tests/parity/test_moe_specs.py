@@ -19,7 +19,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from warmroot.actors.models.tensors import wanted_tensors
-from warmroot.cluster.model_config import DESCRIBED, spec_from_hf
+from warmroot.cluster.model_config import spec_from_hf
 from warmroot.cluster.model_tensors import dim_sizes, end_tensors, expert_tensors, layer_tensors
 
 SMALL = {
@@ -105,7 +105,7 @@ def model(request):
 
 def spec_of(model):
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-    return spec_from_hf(config, families=DESCRIBED)
+    return spec_from_hf(config)
 
 
 def test_every_weight_is_counted(model):
@@ -217,5 +217,5 @@ def test_dense_models_have_the_tensors_that_the_decoder_wants(tied):
     ],
 )
 def test_experts_are_named_as_in_published_checkpoints(family, prefix, names):
-    spec = spec_from_hf(MODELS[family][1].to_dict(), families=DESCRIBED)
+    spec = spec_from_hf(MODELS[family][1].to_dict())
     assert list(expert_tensors(spec, 3, 5)) == [f"model.layers.3.{prefix}.experts.5.{name}.weight" for name in names]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from attention_harness import CASES, Case, make_batch, naive
 
-from warmroot.actors.attention import make_backend, torch_backend
+from warmroot.actors.attention import make_backend
+from warmroot.actors.attention.buckets import make_buckets
 from warmroot.actors.attention.flash_backend import FlashAttention
 from warmroot.actors.attention.torch_backend import TorchAttention
 from warmroot.actors.kernels.library import native
@@ -166,5 +167,5 @@ def _decode(batch, metadata, softcap):
 
 
 def _read_together(metadata, table):
-    buckets = torch_backend._buckets(replace(metadata, block_table=table), BLOCK_SIZE, None, torch.float32)
+    buckets = make_buckets(replace(metadata, block_table=table), BLOCK_SIZE, None, torch.float32)
     return any(bucket.shared is not None for bucket in buckets)

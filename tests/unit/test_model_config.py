@@ -342,7 +342,7 @@ DEEPSEEK_V3 = {
 
 
 def test_olmoe():
-    spec = spec_from_hf(OLMOE_1B_7B, families=DESCRIBED)
+    spec = spec_from_hf(OLMOE_1B_7B)
     assert spec.num_parameters == 6_919_161_856
     assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.intermediate_size) == (64, 8, 1024)
     assert (spec.qk_norm, spec.qk_norm_whole, spec.moe.norm_topk_prob) == (True, True, False)
@@ -351,7 +351,7 @@ def test_olmoe():
 
 
 def test_deepseek_v3():
-    spec = spec_from_hf(DEEPSEEK_V3, families=DESCRIBED)
+    spec = spec_from_hf(DEEPSEEK_V3)
     assert spec.num_parameters == 671_026_419_200  # the published 671B, without its MTP layer
     assert spec.moe.sparse_layers == (False,) * 3 + (True,) * 58
     assert (spec.moe.scoring, spec.moe.n_group, spec.moe.topk_group) == ("sigmoid", 8, 4)
@@ -361,20 +361,24 @@ def test_deepseek_v3():
     assert (spec.rope.attention_factor, spec.max_position) == (1.0, 163840)
 
 
-@pytest.mark.parametrize("config", [DEEPSEEK_V3])
-def test_families_that_the_decoder_cannot_run_are_refused(config):
-    name = config["architectures"][0]
+def test_families_that_the_decoder_cannot_run_are_refused():
+    config = DEEPSEEK_V3 | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
     with pytest.raises(
-        ModelLoadError, match=rf"architecture {name} is not supported; supported: LlamaFor.*Olmoe[^,]*$"
+        ModelLoadError, match=r"architecture DeepseekV32\w+ is not supported; supported: LlamaFor.*DeepseekV3For[^,]*$"
     ):
         spec_from_hf(config)
-    with pytest.raises(ModelLoadError, match=config["model_type"]):
+    with pytest.raises(ModelLoadError, match="deepseek_v32 is not"):
         spec_from_hf({**config, "architectures": None})
+
+
+def test_every_so_many_layers_are_sparse():
+    spec = spec_from_hf(DEEPSEEK_V3 | {"moe_layer_freq": 3})
+    assert [layer for layer in range(10) if spec.is_sparse(layer)] == [3, 6, 9]
 
 
 def test_unknown_routing_is_named():
     with pytest.raises(ModelLoadError, match="topk_method hashed"):
-        spec_from_hf(DEEPSEEK_V3 | {"topk_method": "hashed"}, families=DESCRIBED)
+        spec_from_hf(DEEPSEEK_V3 | {"topk_method": "hashed"})
 
 
 def test_gguf_mixtral_is_llama_with_experts():
@@ -445,7 +449,7 @@ DEEPSEEK_V3_GGUF = {
 def test_gguf_deepseek_v3_says_what_its_config_says():
     spec, expected = (
         spec_from_gguf(DEEPSEEK_V3_GGUF, {"output.weight"}, families=DESCRIBED),
-        spec_from_hf(DEEPSEEK_V3, families=DESCRIBED),
+        spec_from_hf(DEEPSEEK_V3),
     )
     assert (spec.architecture, spec.moe, spec.mla) == (expected.architecture, expected.moe, expected.mla)
     assert (spec.rope, spec.head_dim, spec.num_kv_heads) == (expected.rope, expected.head_dim, expected.num_kv_heads)
