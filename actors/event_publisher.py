@@ -5,8 +5,9 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
-from ..cluster.messages import ReplicaInfo
+from ..cluster.messages import RankInfo, ReplicaInfo
 from ..kv_store.bus import EventBus
 from ..kv_store.events import CacheCleared, KvEvent, KvEventBatch, encode
 
@@ -24,9 +25,17 @@ class EventPublisher:
     While the bus cannot be reached events are dropped, and a snapshot makes up for them afterwards.
     """
 
-    def __init__(self, bus: EventBus, info: ReplicaInfo, snapshot: Callable[[], Awaitable[list[KvEvent]]]) -> None:
+    def __init__(
+        self,
+        bus: EventBus,
+        info: ReplicaInfo,
+        snapshot: Callable[[], Awaitable[list[KvEvent]]],
+        ranks: Callable[[], tuple[RankInfo, ...]] = tuple,
+    ) -> None:
+        """``ranks`` tells what has changed in the gang since ``info``."""
         self._bus = bus
         self._info = info
+        self._ranks = ranks
         self._snapshot = snapshot
         self._pending: list[KvEvent] = []
         self._sequence = itertools.count()
@@ -56,6 +65,7 @@ class EventPublisher:
     async def _heartbeat_forever(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
+            self._info = replace(self._info, ranks=self._ranks())
             try:
                 if await self._bus.heartbeat(self._info, LEASE_S):
                     self._want_snapshot()

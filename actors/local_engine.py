@@ -21,7 +21,7 @@ FailureSink = Callable[[str], None]
 logger = logging.getLogger(__name__)
 
 
-def _ignore(news: object) -> None:
+def ignore(news: object) -> None:
     """For engines that nobody routes to."""
 
 
@@ -29,7 +29,8 @@ class LocalEngine:
     """Steps while there is work and sleeps while there is none; every method may be called from any thread.
 
     The sinks are called on the engine's thread and must be quick: ``on_deltas`` once per step with all its deltas,
-    none of a request after its ``abort`` has returned; ``on_events`` with what entered and left the cache, in order.
+    none of a request after its ``abort`` has returned; ``on_events`` with what entered and left the cache, in order;
+    ``on_failure`` once, after the last deltas, with the reason for which nothing runs here any more.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class LocalEngine:
         engine: Engine | JointEngine,
         executor: Executor,
         on_deltas: DeltaSink,
-        on_events: EventSink = _ignore_events,
+        on_events: EventSink = ignore,
+        on_failure: FailureSink = ignore,
     ) -> None:
         """Takes ``engine`` and the ``executor`` it was made with, and starts the thread."""
         self._engine = engine
@@ -66,10 +68,7 @@ class LocalEngine:
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises what ``Engine.add`` raises, EngineError after a failure or ``close``."""
         with self._changed:
-            if self._closing:
-                raise EngineError("the engine was closed")
-            if self._failure is not None:
-                raise EngineError(self._failure)
+            self._check()
             self._engine.add(request)
             self._changed.notify()
 
@@ -84,11 +83,10 @@ class LocalEngine:
             return self._engine.load()
 
     def snapshot(self) -> "Future[list[KvEvent]]":
-        """All that is cached; earlier events have gone to ``on_events`` by then. Raises EngineError after ``close``."""
+        """All that is cached; earlier events have gone to ``on_events`` by then. Raises EngineError as ``add``."""
         future: Future[list[KvEvent]] = Future()
         with self._changed:
-            if self._closing:
-                raise EngineError("the engine was closed")
+            self._check()
             self._snapshots.append(future)
             self._changed.notify()
         return future
@@ -108,19 +106,28 @@ class LocalEngine:
             self._changed.notify()
         self._thread.join()
 
+    def _check(self) -> None:
+        if self._closing:
+            raise EngineError("the engine was closed")
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
     def _run(self) -> None:
         while self._wait():
             self._try_step()
-        self._fail("the engine was closed")
+        failure = self._failure
+        self._fail(failure or "the engine was closed")
         for snapshot in self._snapshots:
             snapshot.cancel()
+        if failure is not None:
+            self._on_failure(failure)
         self._executor.shutdown()
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; False: close."""
+        """Sleep until there is something to do; False: end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._snapshots or self._engine.has_work)
-            return not self._closing
+            self._changed.wait_for(lambda: not self.healthy or self._snapshots or self._engine.has_work)
+            return self.healthy
 
     def _try_step(self) -> None:
         try:

@@ -22,6 +22,16 @@ def stage_bundles(topology: Topology, rank_resources: Resources) -> list[dict[st
     return [dict(bundle) for _ in range(topology.pp)]
 
 
+def rank_resources(bundle: Resources, topology: Topology) -> Resources:
+    """What each rank takes of a stage's bundle."""
+    return {name: amount / topology.stage_size for name, amount in bundle.items()}
+
+
+def strategy(topology: Topology) -> str:
+    """How bundles are spread: each on a node, different ones where there are several."""
+    return "SPREAD" if topology.pp > 1 else "STRICT_PACK"
+
+
 def place(
     bundles: Sequence[Resources],
     *,

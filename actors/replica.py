@@ -1,12 +1,13 @@
 """A replica: engine, model and channel in one Serve actor, announced on the event bus."""
 
 import asyncio
+import logging
 import os
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,18 @@ from ..router.channel_server import ChannelServer
 from .embedded_bus import StartupNote, open_bus
 from .event_publisher import EventPublisher
 from .kernels.library import native
+from .placement import rank_resources
 
 if TYPE_CHECKING:
     from .engine_host import EngineHost
+    from .parallel.gang import Crew
+    from .parallel.gang_config import GangConfig
+
+
+FAREWELL_S = 1.0
+"""How long a replica that has failed may take to say so."""
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -53,8 +63,8 @@ class Replica:
         self.info: ReplicaInfo = self._host.describe(
             self._id, Epoch(time.time_ns()), address, node=ray.get_runtime_context().get_node_id(), pid=os.getpid()
         )
-        self._publisher = EventPublisher(self._bus, self.info, self._snapshot)
-        self._engine = self._host.start(self._on_deltas, self._on_events)
+        self._publisher = EventPublisher(self._bus, self.info, self._snapshot, self._host.model.ranks)
+        self._engine = self._host.start(self._on_deltas, self._on_events, self._on_failure)
         self._exits.callback(self._engine.close)
         self._card = self._host.card(token)
         await self._bus.put_card(self._card)
@@ -120,7 +130,7 @@ class Replica:
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         from .engine_host import EngineHost
 
-        return EngineHost.load(config, self._report)
+        return EngineHost.load(config, self._report, _start_crew)
 
     async def _snapshot(self) -> list[KvEvent]:
         # A bus that wants a snapshot may have been restarted: it does not know the model either.
@@ -140,7 +150,31 @@ class Replica:
     def _on_events(self, events: list[KvEvent]) -> None:
         self._loop.call_soon_threadsafe(self._publisher.add, events)
 
+    def _on_failure(self, message: str) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(message), self._loop)
+
+    async def _end(self, message: str) -> None:
+        """Nothing can be computed here any more: leave the bus and end the process. Serve starts another replica.
+
+        Health checks would find out too, but only after several of them.
+        """
+        logger.error("replica %s ends: %s", self._id, message)
+        with suppress(Exception):
+            await asyncio.wait_for(self._publisher.close(), FAREWELL_S)
+        with suppress(Exception):  # what the streams were told must be out
+            await asyncio.wait_for(self._channel.close(), FAREWELL_S)
+        os._exit(1)
+
     def _report(self, stage: str, done: int, total: int) -> None:
         """From the loading thread."""
         note = StartupNote(stage=stage, done=done, total=total)
         asyncio.run_coroutine_threadsafe(self._bus.report(self._id, note), self._loop)
+
+
+def _start_crew(config: "GangConfig") -> "Crew":
+    """The ranks of a model that is cut: actors in the bundles that Serve reserved for this replica."""
+    from .shard_worker import ShardWorkers
+
+    group = ray.util.get_current_placement_group()
+    assert group is not None, "the deployment asks for one"
+    return ShardWorkers(config, group, rank_resources(group.bundle_specs[0], config.topology))

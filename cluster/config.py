@@ -215,8 +215,11 @@ class DeployConfig(Section):
 
     @property
     def label_selector(self) -> dict[str, str]:
-        """The labels by name."""
-        return dict(label.split("=", 1) for label in self.node_labels)
+        """What nodes that host replicas must be labelled with, by name."""
+        labels = dict(label.split("=", 1) for label in self.node_labels)
+        if self.accelerator_type is not None:
+            labels["ray.io/accelerator-type"] = self.accelerator_type
+        return labels
 
 
 class WarmrootConfig(Section):

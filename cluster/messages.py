@@ -91,6 +91,18 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """What is known of one rank of a replica's gang."""
+
+    rank: int
+    stage: int
+    host: str
+    pid: int
+    memory_bytes: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInfo:
     """What a replica announces when it is ready, and repeats as its lease."""
 
@@ -117,7 +129,9 @@ class ReplicaInfo:
     weights_format: str = ""
     kv_format: str = ""
     num_threads: int = 0
-    """CPU threads that compute."""
+    """CPU threads that compute, in all ranks together."""
+    ranks: tuple[RankInfo, ...] = ()
+    """The processes that the model is cut over; none where it runs in the replica's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

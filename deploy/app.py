@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.ingress import Ingress
+from ..actors.placement import stage_bundles, strategy
 from ..actors.replica import Replica
 from ..cluster.config import WarmrootConfig
 
@@ -31,10 +32,7 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         num_replicas=config.deploy.num_replicas,
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
-        ray_actor_options={
-            "num_cpus": threads,
-            "num_gpus": _gpus_per_replica(),
-        },
+        **_resources(config),
         request_router_config={
             "request_router_class": REQUEST_ROUTER,
             "request_router_kwargs": {"policy": config.routing.routing_policy},
@@ -63,8 +61,30 @@ def _deployment(body: Any, **options: Any) -> serve.Deployment:
 
 
 def replica_threads(config: WarmrootConfig) -> int:
-    """CPU threads of each replica: as asked, or the machine's cores shared among its replicas."""
-    return config.deploy.threads_per_replica or max(1, (os.cpu_count() or 1) // config.deploy.num_replicas)
+    """CPU threads of each replica: as asked, or the machine's cores shared among its replicas; one a rank at least."""
+    threads = config.deploy.threads_per_replica or (os.cpu_count() or 1) // config.deploy.num_replicas
+    return max(threads, config.parallel.topology().world_size)
+
+
+def gang_bundles(config: WarmrootConfig) -> list[dict[str, float]]:
+    """What each stage of a replica takes of a node."""
+    topology = config.parallel.topology()
+    rank = {"CPU": float(replica_threads(config) // topology.world_size), "GPU": float(_gpus())}
+    return stage_bundles(topology, rank)
+
+
+def _resources(config: WarmrootConfig) -> dict[str, Any]:
+    """Of a replica: its own where it computes, a placement group for its gang where it only leads."""
+    topology, labels = config.parallel.topology(), config.deploy.label_selector
+    if topology.world_size == 1:
+        options = {"num_cpus": replica_threads(config), "num_gpus": _gpus()}
+        return {"ray_actor_options": options | ({"label_selector": labels} if labels else {})}
+    return {
+        "ray_actor_options": {"num_cpus": 0},
+        "placement_group_bundles": gang_bundles(config),
+        "placement_group_strategy": strategy(topology),
+        "placement_group_bundle_label_selector": [labels] * topology.pp if labels else None,
+    }
 
 
 def replica_handle() -> DeploymentHandle:
@@ -72,6 +92,6 @@ def replica_handle() -> DeploymentHandle:
     return serve.get_deployment_handle(REPLICA_DEPLOYMENT, APP_NAME)
 
 
-def _gpus_per_replica() -> int:
-    """One where the cluster has any; Ray hides GPUs from actors that ask for none."""
+def _gpus() -> int:
+    """For each rank: one where the cluster has any; Ray hides GPUs from actors that ask for none."""
     return int(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1)

@@ -17,17 +17,21 @@ from rich.console import Console
 
 from ..actors.embedded_bus import StartupNote, find_bus, open_bus
 from ..actors.models.source import resolve_model
-from ..actors.models.spec import model_len, read_spec
+from ..actors.models.spec import model_len, read_spec, unit_format
+from ..actors.placement import node_resources, what_is_missing
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
+from ..cluster.parallel_layout import ParallelLayout
 from ..router.openai.cluster_state import ReplicaStatus
-from .app import APP_NAME, build_app, replica_threads
+from .app import APP_NAME, build_app, gang_bundles, replica_threads
 from .handle import Handle, connect
 from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
 from .runs_on import runs_on
 from .startup_display import StartupDisplay
 
 POLL_S = 0.1
+_PLACEMENT_S = 3.0
+"""A gang that has not begun to load by then may lack something."""
 _HEARSAY_S = 3.0
 """How long the announcement waits for what the bus has to tell."""
 
@@ -39,7 +43,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     ConfigError, ModelLoadError, or ReplicaUnavailableError when Serve cannot bring the replicas up.
     """
     config = WarmrootConfig.of(config, **keys) if isinstance(config, str) else config
-    server, deploy = config.server, config.deploy
+    server, deploy, topology = config.server, config.deploy, config.parallel.topology()
     check_port(server.host, server.port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the display says what matters
     display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
@@ -60,7 +64,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             app = build_app(config, single_node=started_ray)
             target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
             ray_serve.run_many([target], wait_for_applications_running=False)
-            _wait_until_running(display)
+            _wait_until_running(display, None if topology.world_size == 1 else _Placement(config, started_ray))
         except BaseException as error:
             shutdown()
             if isinstance(error, RayError):
@@ -116,8 +120,15 @@ def serve(config: WarmrootConfig) -> int:
 
 def _check_model(config: WarmrootConfig) -> None:
     """Download it if it must be, and refuse what cannot be served before Ray starts."""
-    model = config.model
-    model_len(read_spec(resolve_model(model.model, model.revision)), model.max_model_len)
+    path = resolve_model(config.model.model, config.model.revision)
+    parallel = config.parallel
+    layout = ParallelLayout.of(
+        read_spec(path),
+        parallel.topology(),
+        num_redundant_experts=parallel.num_redundant_experts,
+        weights=unit_format(path, config.model.quantization),
+    )
+    model_len(layout.spec, config.model.max_model_len)
 
 
 def _retake_sigterm(handler: Any) -> None:
@@ -151,13 +162,39 @@ def _known_replicas(handle: Handle, wanted: int) -> Sequence[ReplicaStatus]:
     return handle.replicas()
 
 
-def _wait_until_running(display: StartupDisplay) -> None:
+class _Placement:
+    """Says what is missing while gangs find no place."""
+
+    def __init__(self, config: WarmrootConfig, is_local: bool) -> None:
+        self._bundles = gang_bundles(config)
+        self._labels = config.deploy.label_selector
+        self._num_replicas = config.deploy.num_replicas
+        self._is_local = is_local
+        self._due = time.monotonic() + _PLACEMENT_S
+        self._said = ""
+
+    def report(self, num_placed: int, display: StartupDisplay) -> None:
+        """Raises ReplicaUnavailableError on a machine of our own, which will never have more than it has."""
+        if num_placed >= self._num_replicas or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _PLACEMENT_S
+        missing = what_is_missing(self._bundles, node_resources(self._labels), self._labels)
+        if self._is_local and "cannot" in missing:
+            raise ReplicaUnavailableError(missing)
+        if missing != self._said:
+            display.stage(missing)
+        self._said = missing
+
+
+def _wait_until_running(display: StartupDisplay, placement: _Placement | None) -> None:
     """Follow the replicas' notes until Serve calls the application running."""
     bus = find_bus()
     assert bus is not None, "opened before Serve was started"
     while True:
         notes: Mapping[str, StartupNote] = ray.get(bus.actor.notes.remote())
         display.update(notes)
+        if placement is not None:
+            placement.report(len(notes), display)
         for note in notes.values():
             if note.failed is not None:
                 raise ModelLoadError(note.failed)

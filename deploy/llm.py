@@ -1,4 +1,4 @@
-"""Offline generation: one engine in this process, without Ray."""
+"""Offline generation: one engine of this process, without Ray."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..actors.engine_host import EngineHost
 from ..actors.local_engine import LocalGenerator
-from ..cluster.config import CacheConfig, ModelConfig, SchedulerConfig, WarmrootConfig
+from ..cluster.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, WarmrootConfig
 from ..cluster.errors import ConfigError, EngineError, InvalidRequestError
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..cluster.sampling_params import SamplingParams
@@ -39,11 +39,12 @@ class LLM:
     def __init__(self, model: str, *, num_threads: int | None = None, progress: bool = True, **keys: Any) -> None:
         """``model`` is a folder, GGUF file, hub id or smollm2; ``num_threads`` are CPU threads that compute.
 
-        ``keys`` are those of ModelConfig, CacheConfig and SchedulerConfig: ``dtype``, ``quantization``,
-        ``max_model_len``, ``seed``, ``tokenizer``, ``chat_template``, ``max_num_seqs``, ``max_num_batched_tokens``,
-        ``block_size``, ``num_kv_blocks``, ``kv_cache_memory``, ``enable_prefix_caching`` and so on.
+        ``keys`` are those of ModelConfig, ParallelConfig, CacheConfig and SchedulerConfig: ``dtype``,
+        ``quantization``, ``max_model_len``, ``seed``, ``tensor_parallel_size``, ``pipeline_parallel_size``,
+        ``max_num_seqs``, ``block_size``, ``num_kv_blocks``, ``enable_prefix_caching`` and so on. A model that is cut
+        over several ranks runs in as many child processes.
         ``progress=False`` draws no bars.
-        Raises ConfigError and ModelLoadError.
+        Raises ConfigError, ModelLoadError and RankLostError.
         """
         config = _config(model, num_threads, keys)
         self._console = Console(stderr=True)
@@ -58,7 +59,7 @@ class LLM:
             host.tokenizer,
             model=config.model.names[0],
             max_model_len=min(host.max_model_len, self._generator.engine.max_tokens),
-            vocab_size=host.runner.decoder.spec.vocab_size,
+            vocab_size=host.model.spec.vocab_size,
             new_seed=lambda: draws.getrandbits(63),
         )
 
@@ -174,7 +175,8 @@ class _TokenRate(ProgressColumn):
 
 
 def _config(model: str, num_threads: int | None, keys: dict[str, Any]) -> WarmrootConfig:
-    allowed = {*ModelConfig.model_fields, *CacheConfig.model_fields, *SchedulerConfig.model_fields}
+    sections = (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig)
+    allowed = {key for section in sections for key in section.model_fields}
     foreign = WarmrootConfig.keys().keys() - allowed
     for key in keys:
         if key in foreign:

@@ -141,7 +141,7 @@ class InMemoryBus:
         stream = self._stream(info.replica, info.epoch)
         if stream is None:
             return False
-        joined, stream.info = stream.info != info, info
+        joined, stream.info = stream.info is None, info
         stream.lease_ends = self._clock() + ttl_s
         if joined:
             self._wake()

@@ -9,7 +9,7 @@ from typing import cast
 
 from ..cluster.errors import ReplicaUnavailableError, WarmrootError
 from ..cluster.ids import RequestId
-from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from . import wire
 from .wire import WireError
 
@@ -38,7 +38,7 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> TokenDelta:
-        """The next delta. Raises ReplicaUnavailableError when the connection broke before the last one."""
+        """The next delta. Raises ReplicaUnavailableError when connection or engine failed before the last one."""
         while not self._deltas:
             if self._error is not None:
                 raise self._error
@@ -254,7 +254,10 @@ class _Connection(asyncio.Protocol):
             return
         if delta.finish_reason is not None:
             del self._streams[delta.request_id]
-        stream.put(delta)
+        if delta.finish_reason is FinishReason.ERROR:
+            stream.fail(ReplicaUnavailableError(f"{self._client.info.replica} failed: {delta.error}"))
+        else:
+            stream.put(delta)
 
     def _abort(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)

@@ -15,7 +15,7 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from ..cluster import errors
 from ..cluster.errors import OverloadedError, ServerError, WarmrootError
 from ..cluster.ids import ReplicaId, RequestId
-from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
+from ..cluster.messages import FinishReason, GenerateRequest, Load, RankInfo, ReplicaInfo, TokenDelta, TokenLogprob
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
 
@@ -25,6 +25,7 @@ MAX_HELLO_BYTES = 4096
 """Limit on a frame of a peer that has not shown the token yet."""
 _LENGTH_BYTES = 4
 _T = TypeVar("_T")
+_Info = TypeVar("_Info", ReplicaInfo, RankInfo)
 
 
 class WireError(ServerError):
@@ -334,13 +335,19 @@ def _load_from_wire(wire: Any) -> Load:
 
 
 def _info_from_wire(wire: dict[str, Any]) -> ReplicaInfo:
-    info = ReplicaInfo(**wire)
+    fields = dict(wire)
+    fields["ranks"] = tuple(_checked(RankInfo(**rank)) for rank in fields.get("ranks", ()))
+    info = _checked(ReplicaInfo(**fields))
+    return dataclasses.replace(info, replica=ReplicaId(info.replica))
+
+
+def _checked(info: _Info) -> _Info:
     for spec in dataclasses.fields(info):
         value: Any = getattr(info, spec.name)
         wanted = _INFO_TYPES.get(spec.name, str)
         if not isinstance(value, wanted):
-            raise WireError(f"ReplicaInfo.{spec.name} must not be {type(value).__name__}")
-    return dataclasses.replace(info, replica=ReplicaId(info.replica))
+            raise WireError(f"{type(info).__name__}.{spec.name} must not be {type(value).__name__}")
+    return info
 
 
 _INFO_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -355,6 +362,11 @@ _INFO_TYPES: dict[str, type | tuple[type, ...]] = {
     "decode_step_s": (int, float),
     "pid": int,
     "num_threads": int,
+    "ranks": tuple,
+    "rank": int,
+    "stage": int,
+    "memory_bytes": int,
+    "last_step": int,
 }
 
 

@@ -1,6 +1,8 @@
-"""Which kernels compute on this machine's CPU."""
+"""Which kernels compute."""
 
 import os
+
+import torch
 
 from ..kernels.library import VARIABLE, native
 
@@ -12,3 +14,8 @@ def cpu_kernels() -> str:
         return library.name
     why = f"switched off by {VARIABLE}" if os.environ.get(VARIABLE) == "off" else "they were not built"
     return f"torch (no native kernels: {why})"
+
+
+def kernels_on(device: torch.device) -> str:
+    """Those of the CPU, or a GPU's. Raises ConfigError."""
+    return cpu_kernels() if device.type == "cpu" else device.type
