@@ -170,7 +170,9 @@ def _placement(spec: ModelSpec, topology: Topology, num_redundant: int) -> Exper
         return initial_placement(spec.moe.num_experts, topology.ep, num_redundant)
     for key, given in (("expert_parallel_size", topology.ep > 1), ("num_redundant_experts", num_redundant)):
         if given:
-            raise ConfigError(f"{key}: the model ({spec.architecture}) has no experts; leave it away", param=key)
+            raise ConfigError(
+                f"{key}: the model ({spec.architecture}) has no experts; leave expert parallelism away", param=key
+            )
     return None
 
 

@@ -39,6 +39,16 @@ class Transfer:
     """Bytes that the rank hands to one of them: the tensor that is reduced, or the rows for other ranks."""
 
     @property
+    def layer_bytes(self) -> float | None:
+        """Bytes in each layer that has any; None for what is not of layers."""
+        return None if self.purpose in ("embedding", "hidden", "logits") else self.payload
+
+    @property
+    def step_bytes(self) -> float:
+        """Bytes that the rank hands over in the step."""
+        return self.count * self.payload
+
+    @property
     def sent_bytes(self) -> float:
         """Bytes that leave the rank in all of them; an all-reduce as a ring: 2 (n - 1) / n of its tensor."""
         share = 2 * (self.group_size - 1) / self.group_size if self.operation == "all_reduce" else 1
@@ -114,7 +124,8 @@ def step_traffic(
     if not own.has_head:
         transfers.append(Transfer(purpose="hidden", operation="send", group_size=2, count=1, payload=hidden))
     elif topology.tp > 1 and not own.samples:
-        payload = sampled * len(own.cuts["vocab"]) * LOGIT_BYTES
+        widest = len(layout.ranks[0].cuts["vocab"])  # parts that are narrower by one are filled up
+        payload = sampled * widest * LOGIT_BYTES
         transfers.append(
             Transfer(purpose="logits", operation="gather", group_size=topology.tp, count=1, payload=payload)
         )

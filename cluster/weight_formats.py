@@ -3,6 +3,7 @@
 Quantised weights are integers whose groups of columns share a scale.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -78,7 +79,7 @@ class KeptWeights:
     """What a device keeps each kind of weight as. Norms, biases and the gates of experts are float32."""
 
     name: str
-    """For people."""
+    """For people: what the checkpoint's linears are stored as, the commonest first, or what they all become."""
     linears: WeightFormat
     table: WeightFormat
     """Of the embedding."""
@@ -95,14 +96,14 @@ class KeptWeights:
 
         ``dtype`` is that of floats and of the table, ``int8`` makes every linear one of 8 bits.
         """
-        kinds = {} if int8 or stored is None else {name: packed_format(kind) for name, kind in stored.items()}
-        names = [fmt.name for fmt in kinds.values()] or ["int8" if int8 else dtype]
+        kinds = {} if int8 or stored is None else dict(stored)
+        names = [name for name, _ in Counter(kinds.values()).most_common()] or ["int8" if int8 else dtype]
         return cls(
-            name="+".join(sorted(set(names), key=lambda name: (-names.count(name), name))),
+            name="+".join(names),
             linears=_INT8 if int8 else _PACKED[dtype],
             table=WEIGHT_FORMATS[dtype],
             gates=_PACKED["float32"],
-            exceptions=kinds,
+            exceptions={name: packed_format(kind) for name, kind in kinds.items()},
             ties_head=False,
         )
 

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.errors import ModelLoadError
 from ...router.gguf_metadata import read_gguf_header
+from .gguf_names import gguf_name, has_sandwich_norms
 from .tensors import Part, Shape, slices
 
 _READABLE = (
@@ -25,29 +26,6 @@ _READABLE = (
     Storage.Q6_K,
 )
 _FLOATS = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
-_TOP = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_SANDWICH_LAYER = _LAYER | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 _PERMUTED = ("attn_q.", "attn_k.")
 
 
@@ -60,7 +38,7 @@ class GgufSource:
         self._metadata = header.metadata
         self._tensors = header.tensors
         self._data = numpy.memmap(path, mode="r")
-        self._sandwich = "blk.0.post_ffw_norm.weight" in self._tensors
+        self._sandwich = has_sandwich_norms(self._tensors)
         self._architecture = str(self._field("general.architecture"))
 
     @property
@@ -147,12 +125,7 @@ class GgufSource:
         return self._metadata.get(key, default)
 
     def _stored(self, name: str) -> str:
-        module, _, kind = name.rpartition(".")
-        if module in _TOP:
-            return f"{_TOP[module]}.{kind}"
-        _, _, layer, part = module.split(".", 3)
-        names = _SANDWICH_LAYER if self._sandwich else _LAYER
-        return f"blk.{layer}.{names[part]}.{kind}"
+        return gguf_name(name, sandwich=self._sandwich)
 
 
 def _storage_name(storage: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,9 @@ from gguf import GGMLQuantizationType as Storage
 from ...cluster.errors import ConfigError, ModelLoadError
 from ...cluster.model_config import spec_from_gguf, spec_from_hf
 from ...cluster.model_spec import ModelSpec
+from ...cluster.weight_formats import WEIGHT_FORMATS, WeightFormat
 from ...router.gguf_metadata import GgufHeader, read_gguf_header
+from .gguf_names import gguf_name, has_sandwich_norms
 
 _FACTORS = "rope_freqs.weight"
 """Llama 3's rope scaling, which GGUF files of that family hold as a tensor of float32."""
@@ -40,6 +43,27 @@ def stored_format(path: Path) -> str:
     kinds = Counter(tensor.storage for tensor in layers if len(tensor.shape) == 2)
     (kind, _), *_ = kinds.most_common(1)
     return "" if kind in _FLOATS else Storage(kind).name.lower()
+
+
+def stored_formats(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """The block formats of those tensors that a GGUF file holds quantised, by Hugging Face's names."""
+    if not is_gguf(path):
+        return {}
+    tensors = read_gguf_header(path).tensors
+    sandwich = has_sandwich_norms(tensors)
+    kinds = {name: tensors[gguf_name(name, sandwich=sandwich)].storage for name in names}
+    return {name: Storage(kind).name.lower() for name, kind in kinds.items() if kind not in _FLOATS}
+
+
+def stored_dtype(path: Path) -> str:
+    """Float type of most of the weights, as config.json says it; float16 where nothing does."""
+    config = {} if is_gguf(path) else _read_json(path / "config.json") or {}
+    return str(config.get("dtype") or config.get("torch_dtype") or "float16")
+
+
+def unit_format(path: Path, quantization: str) -> WeightFormat | None:
+    """The blocks that a cut must not tear: those of most weights, or of ``int8``; None where weights are floats."""
+    return WEIGHT_FORMATS.get(stored_format(path) or ("q8_0" if quantization == "int8" else ""))
 
 
 def model_len(spec: ModelSpec, wanted: int | None) -> int:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...cluster.expert_balance import ExpertBalance
 from ...cluster.kv_layout import KvLayout
 from ...cluster.parallel_layout import ParallelLayout
 from ...cluster.topology import Topology
-from ...cluster.weight_formats import WEIGHT_FORMATS
-from ..models.spec import read_spec, stored_format
+from ..models.spec import read_spec, unit_format
 from ..runner.load import KvMemoryConfig
 
 StoreAddress = tuple[str, int]
@@ -25,6 +25,8 @@ class GangConfig:
     dtype: str = "auto"
     quantization: str = "auto"
     num_redundant_experts: int = 0
+    expert_balance_steps: int = 16
+    """After so many steps the next layer's experts are placed anew by what was asked of them; 0: they stay."""
     max_model_len: int | None = None
     max_num_seqs: int = 256
     start_s: float = 600.0
@@ -34,12 +36,11 @@ class GangConfig:
 
     def layout(self) -> ParallelLayout:
         """What each rank holds. Raises ModelLoadError, and ConfigError for a model that cannot be cut so."""
-        stored = stored_format(self.path) or ("q8_0" if self.quantization == "int8" else "")
         return ParallelLayout.of(
             read_spec(self.path),
             self.topology,
             num_redundant_experts=self.num_redundant_experts,
-            weights=WEIGHT_FORMATS.get(stored),
+            weights=unit_format(self.path, self.quantization),
         )
 
 
@@ -66,6 +67,7 @@ class RankReport:
     num_blocks: int
     kv_dtype: str
     weights_format: str
+    kernels: str
     num_threads: int
 
 
@@ -81,3 +83,7 @@ class RankTimes:
     """With a plan, but waiting for the stage before."""
     busy_s: float
     """In its own layers, sums with its tensor-parallel peers included."""
+    expert_rows: int = 0
+    """Rows that its experts have computed, in all layers: a token has one for each of its experts that is here."""
+    experts: tuple[ExpertBalance, ...] = ()
+    """Of the sparse layers that its stage has looked at; only the stage's first rank says so."""

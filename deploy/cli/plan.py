@@ -2,47 +2,73 @@
 
 import json
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from ...actors.models.source import resolve_model
-from ...actors.models.spec import read_spec, stored_format
-from ...cluster.capacity import WEIGHT_BYTES, CapacityPlan, Shards, plan_capacity, smallest_fit
+from ...actors.models.spec import read_spec, stored_dtype, stored_formats, unit_format
+from ...cluster.capacity import Needs, plan_capacity, smallest_fit
 from ...cluster.config import ModelConfig
 from ...cluster.config_file import load_config
+from ...cluster.errors import ConfigError
 from ...cluster.kv_formats import KV_FORMATS, kv_format
 from ...cluster.model_spec import ModelSpec
+from ...cluster.model_tensors import EMBEDDING
+from ...cluster.parallel_layout import DECODE_TOKENS, ParallelLayout
+from ...cluster.topology import Topology
+from ...cluster.weight_formats import WEIGHT_FORMATS, KeptWeights
 from .flags import Parser, add_keys, add_model, size
+from .plan_report import Step, describe
 from .plan_table import show_plan
 
-KEYS = ("model", "revision", "dtype", "quantization", "max_model_len", "block_size", "gpu_memory_utilization")
+KEYS = (
+    "model",
+    "revision",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "block_size",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
+    "expert_parallel_size",
+    "num_redundant_experts",
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan; exit code 0 if the model and one full sequence fit, else 1."""
     arguments = _parser().read(argv)
     config = load_config({key: value for key, value in vars(arguments).items() if key in KEYS})
-    spec = read_model(config.model.model, config.model.revision)
-    weights = weights_format(config.model)
-    # On a CPU auto is float16; on a GPU it is the checkpoint's type, two bytes for nearly all.
-    dtype = "float16" if config.model.dtype == "auto" else config.model.dtype
+    path = resolve_model(config.model.model, config.model.revision, weights=False)
+    spec, stored = read_spec(path), unit_format(path, config.model.quantization)
+    layout = ParallelLayout.of(
+        spec,
+        config.parallel.topology(),
+        num_redundant_experts=config.parallel.num_redundant_experts,
+        weights=stored,
+    )
+    weights = kept_weights(config.model, path, spec, arguments.device)
     memory = arguments.memory or machine_memory()
-    budget: dict[str, Any] = {
-        "memory_bytes": int(memory * config.cache.gpu_memory_utilization),
-        "dtype": weights,
-        "max_model_len": config.model.max_model_len,
-        "block_size": config.cache.block_size,
-    }
-    shards = Shards(tp=arguments.tp, pp=arguments.pp)
-    chosen = kv_format(arguments.kv_cache_dtype, dtype)
-    plan = plan_capacity(spec, kv_format=chosen, shards=shards, **budget)
-    formats = {name: plan_capacity(spec, kv_format=fmt, shards=shards, **budget) for name, fmt in KV_FORMATS.items()}
-    fit = None if plan.limit is None else smallest_fit(spec, kv_format=chosen, **budget)
-    report = describe(config.model.model, spec, plan, formats, shards, fit)
-    report |= {"dtype": weights, "device_memory": memory}
+    needs = Needs(
+        memory_bytes=int(memory * config.cache.gpu_memory_utilization),
+        weights=weights,
+        kv_format=kv_format(arguments.kv_cache_dtype, weights.table.name),
+        max_model_len=config.model.max_model_len or spec.max_position,
+        block_size=config.cache.block_size,
+    )
+    plan = plan_capacity(layout, needs)
+    formats = {name: plan_capacity(layout, replace(needs, kv_format=fmt)) for name, fmt in KV_FORMATS.items()}
+    fit = None if plan.limit is None else smallest_fit(spec, needs, stored)
+    # On CPUs activations are float32.
+    step = Step(arguments.step_tokens, 4 if arguments.device == "cpu" else weights.table.bits // 8)
+    report = {"model": config.model.model, "device": arguments.device, "device_memory": memory}
+    report |= describe(plan, formats, step, fit)
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
@@ -51,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("warmroot plan", "Say what a model needs and how many sequences fit, without loading it.")
+    parser = Parser(
+        "warmroot plan", "Say what each rank of a model holds and sends and how many sequences fit, without loading it."
+    )
     add_model(parser)
     add_keys(parser, KEYS)
     parser.add_argument(
@@ -61,13 +89,31 @@ def _parser() -> Parser:
         help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, 16 bits"
         " unless dtype is float32; CPUs without native kernels cache in fp32)",
     )
-    parser.add_argument("--tp", "--tensor-parallel-size", "-tp", type=int, default=1, metavar="N", help="ranks a stage")
-    parser.add_argument("--pp", "--pipeline-parallel-size", "-pp", type=int, default=1, metavar="N", help="stages")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cpu packs weights and computes in float32; cuda keeps weights and activations in dtype (default: cpu)",
+    )
     parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="of each device, such as 80GB (default: this machine's)"
     )
+    parser.add_argument(
+        "--step-tokens",
+        type=_positive,
+        metavar="N",
+        default=DECODE_TOKENS,
+        help=f"sequences that decode in the step whose messages are shown (default: {DECODE_TOKENS})",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ArgumentTypeError(f"should be greater than or equal to 1, not {text}")
+    return number
 
 
 def machine_memory() -> int:
@@ -75,59 +121,22 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def read_model(model: str, revision: str | None) -> ModelSpec:
-    """The facts of a model; a folder needs no more than its config.json. Raises ModelLoadError."""
-    return read_spec(resolve_model(model, revision, weights=False))
-
-
-def weights_format(model: ModelConfig) -> str:
-    """What linears are kept as: a key of ``WEIGHT_BYTES``. Raises ModelLoadError."""
+def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -> KeptWeights:
+    """What the weights of a model folder or file are kept as once they are loaded. Raises ConfigError."""
+    if device == "cuda":
+        if model.quantization == "int8":
+            raise ConfigError("quantization: int8 needs a CPU with native kernels, not a GPU", param="quantization")
+        dtype = stored_dtype(path) if model.dtype == "auto" else model.dtype
+        return KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16")
+    dtype = "float16" if model.dtype == "auto" else model.dtype
     if model.quantization == "int8":
-        return "int8"
-    if model.dtype != "auto":
-        return model.dtype
-    if model.quantization == "none":
-        return "float16"
-    stored = stored_format(resolve_model(model.model, model.revision, weights=False))
-    if not stored:
-        return "float16"
-    return stored if stored in WEIGHT_BYTES else "int8"  # blocks that have no packed form become int8
+        return KeptWeights.packed(dtype, int8=True)
+    as_stored = model.quantization == "auto" and model.dtype == "auto"
+    return KeptWeights.packed(dtype, stored_formats(path, _linears(spec)) if as_stored else None)
 
 
-def describe(
-    model: str,
-    spec: ModelSpec,
-    plan: CapacityPlan,
-    formats: dict[str, CapacityPlan],
-    shards: Shards,
-    fit: Shards | None,
-) -> dict[str, Any]:
-    """The plan as JSON: the model's facts, the plan itself and its main numbers in every KV format."""
-    windows = [window for window in spec.layer_windows if window is not None]
-    return {
-        "model": model,
-        "architecture": spec.architecture,
-        "num_layers": spec.num_layers,
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "sliding_layers": len(windows),
-        "sliding_window": max(windows, default=None),
-        **asdict(plan),
-        "tp": shards.tp,
-        "pp": shards.pp,
-        "fits": plan.limit is None,
-        "limit": plan.limit,
-        "missing_bytes": plan.missing_bytes,
-        "smallest_fit": None if fit is None else asdict(fit),
-        "kv_formats": {
-            name: {
-                "served": KV_FORMATS[name].served,
-                "kv_token_bytes": other.kv_token_bytes,
-                "kv_sequence_bytes": other.kv_sequence_bytes,
-                "num_blocks": other.num_blocks,
-                "max_sequences": other.max_sequences,
-            }
-            for name, other in formats.items()
-        },
-    }
+def _linears(spec: ModelSpec) -> list[str]:
+    """The weights of all linears."""
+    (whole,) = ParallelLayout.of(spec, Topology()).ranks
+    names = [name for name, dims in whole.tensors().items() if len(dims) > 1]
+    return [name for name in names if name != EMBEDDING or spec.tie_embeddings]

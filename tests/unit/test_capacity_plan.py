@@ -3,14 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from layout_models import MOE
 
-from warmroot.cluster.capacity import KvCost, Shards, plan_capacity, rank_parameters, smallest_fit
+from warmroot.cluster.capacity import CapacityPlan, Needs, plan_capacity, smallest_fit
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.kv_formats import KV_FORMATS, kv_format
 from warmroot.cluster.model_spec import ModelSpec, RopeSpec
+from warmroot.cluster.parallel_layout import ParallelLayout
+from warmroot.cluster.topology import Topology
+from warmroot.cluster.weight_formats import KeptWeights
 
 GB, GIB = 10**9, 2**30
-FP16 = KV_FORMATS["fp16"]
+HALVES = KeptWeights.plain("float16")
 
 
 def llama(layers: int, hidden: int, inter: int, heads: int, kv: int, vocab: int, context: int, **other) -> ModelSpec:
@@ -55,19 +59,29 @@ GEMMA_3_1B = llama(
 )
 
 
-def cost(spec: ModelSpec, fmt: str = "fp16", shards: Shards | None = None, stage: int = 0) -> KvCost:
-    return KvCost.of(spec, KV_FORMATS[fmt], 16, shards or Shards(), stage)
+def needs(spec: ModelSpec, memory: int = 80 * GB, fmt: str = "fp16", weights: KeptWeights = HALVES) -> Needs:
+    return Needs(
+        memory_bytes=memory, weights=weights, kv_format=KV_FORMATS[fmt], max_model_len=spec.max_position, block_size=16
+    )
+
+
+def plan(spec: ModelSpec, memory: int = 80 * GB, *, tp: int = 1, pp: int = 1, ep: int = 1, **options) -> CapacityPlan:
+    return plan_capacity(ParallelLayout.of(spec, Topology(tp=tp, pp=pp, ep=ep)), needs(spec, memory, **options))
+
+
+def sequence_bytes(spec: ModelSpec, length: int) -> int:
+    cut = plan_capacity(ParallelLayout.of(spec, Topology()), replace(needs(spec), max_model_len=length))
+    return cut.sequence_bytes(cut.ranks[0])
 
 
 def test_llama_2_70b_sequence_costs_1_34_gb_and_not_160():
-    assert cost(LLAMA_2_70B).sequence_bytes(4096) == 2 * 80 * 4096 * 8 * 128 * 2 == 1_342_177_280
+    assert sequence_bytes(LLAMA_2_70B, 4096) == 2 * 80 * 4096 * 8 * 128 * 2 == 1_342_177_280
     without_gqa = replace(LLAMA_2_70B, num_kv_heads=64)
-    assert cost(without_gqa).sequence_bytes(4096) == 2 * 80 * 4096 * 64 * 128 * 2 == 10_737_418_240
+    assert sequence_bytes(without_gqa, 4096) == 2 * 80 * 4096 * 64 * 128 * 2 == 10_737_418_240
 
 
 def test_llama_2_70b_bytes_per_token():
-    assert cost(LLAMA_2_70B).layer_token_bytes == 4096
-    assert cost(LLAMA_2_70B).token_bytes == 327_680
+    assert plan(LLAMA_2_70B).kv_token_bytes == 80 * 4096 == 327_680
 
 
 def test_known_parameter_counts():
@@ -77,50 +91,36 @@ def test_known_parameter_counts():
     assert GEMMA_3_1B.num_parameters == 999_885_952
 
 
-@pytest.mark.parametrize("spec", [LLAMA_2_70B, SMOLLM2_135M, MISTRAL_7B, GEMMA_3_1B])
-def test_one_rank_holds_the_whole_model(spec):
-    assert rank_parameters(spec, Shards(), 0) == spec.num_parameters
-
-
-def test_stages_hold_the_model_once():
-    shards = Shards(pp=4)
-    assert sum(rank_parameters(LLAMA_2_70B, shards, stage) for stage in range(4)) == LLAMA_2_70B.num_parameters
-    extra_head = SMOLLM2_135M.vocab_size * SMOLLM2_135M.hidden_size
-    tied = sum(rank_parameters(SMOLLM2_135M, shards, stage) for stage in range(4))
-    assert tied == SMOLLM2_135M.num_parameters + extra_head
-
-
-def test_tensor_parallel_ranks_share_all_but_norms():
-    norms = (80 * 2 + 1) * 8192
-    assert rank_parameters(LLAMA_2_70B, Shards(tp=8), 0) == (LLAMA_2_70B.num_parameters - norms) // 8 + norms
-
-
-def test_uneven_stages():
-    assert [len(stage) for stage in Shards(pp=4).stages(SMOLLM2_135M)] == [8, 8, 7, 7]
-    assert Shards(pp=3).stages(LLAMA_2_70B) == [range(27), range(27, 54), range(54, 80)]
-
-
 def test_kv_heads_are_split_and_then_replicated():
-    assert cost(LLAMA_2_70B, shards=Shards(tp=8)).token_bytes == 327_680 / 8
-    assert cost(LLAMA_2_70B, shards=Shards(tp=16)).token_bytes == 327_680 / 8
-    assert cost(LLAMA_2_70B, shards=Shards(tp=2, pp=4)).token_bytes == 327_680 / 8
-    plan = plan_capacity(LLAMA_2_70B, memory_bytes=80 * GB, dtype="float16", kv_format=FP16, shards=Shards(tp=16))
-    assert plan.kv_token_bytes_all_devices == 2 * 327_680
+    assert {rank.kv_token_bytes for rank in plan(LLAMA_2_70B, tp=8).ranks} == {327_680 / 8}
+    assert {rank.kv_token_bytes for rank in plan(LLAMA_2_70B, tp=16).ranks} == {327_680 / 8}
+    assert plan(LLAMA_2_70B, tp=8).kv_token_bytes == 327_680
+    assert plan(LLAMA_2_70B, tp=16).kv_token_bytes == 2 * 327_680
+    assert plan(LLAMA_2_70B, tp=2, pp=4).kv_token_bytes == 327_680
 
 
 def test_windows_bound_a_sequence():
     # 4096 tokens of window may start inside a block: 257 blocks of 16.
-    assert cost(MISTRAL_7B).sequence_bytes(32768) == 257 * 16 * 32 * 4096
-    assert cost(MISTRAL_7B).sequence_bytes(1024) == 1024 * 32 * 4096
+    assert sequence_bytes(MISTRAL_7B, 32768) == 257 * 16 * 32 * 4096
+    assert sequence_bytes(MISTRAL_7B, 1024) == 1024 * 32 * 4096
 
 
 def test_gemma_pays_for_global_layers_only():
-    gemma = cost(GEMMA_3_1B)
-    assert [len(group.layers) for group in gemma.layout.groups] == [4, 4, 4, 4, 4, 2, 4]
+    gemma = plan(GEMMA_3_1B)
+    assert [len(group.layers) for group in gemma.pages.groups] == [4, 4, 4, 4, 4, 2, 4]
     layer_page = 16 * 2 * 1 * 256 * 2
-    assert gemma.page_bytes == 4 * layer_page
-    assert gemma.sequence_pages(32768) == 6 * 33 + 2048
-    assert gemma.sequence_bytes(32768) < 0.2 * 26 * 2048 * layer_page
+    assert gemma.tightest.page_bytes == 4 * layer_page
+    assert gemma.pages.sequence_blocks(32768) == 6 * 33 + 2048
+    assert sequence_bytes(GEMMA_3_1B, 32768) < 0.2 * 26 * 2048 * layer_page
+
+
+def test_stages_share_the_groups_of_the_whole_model():
+    """A stage's pages have room for as many layers as its largest group has there."""
+    gemma = plan(GEMMA_3_1B, pp=4)
+    held = [[len(group.layers) for group in gemma.pages.stage(rank.layout.layers).groups] for rank in gemma.ranks]
+    assert held[0] == [4, 4, 0, 0, 0, 0, 1]
+    assert [rank.page_bytes for rank in gemma.ranks] == [max(layers) * 16 * 2 * 256 * 2 for layers in held]
+    assert gemma.pages == plan(GEMMA_3_1B).pages
 
 
 def test_bytes_per_head_and_token_in_every_format():
@@ -148,64 +148,80 @@ def test_auto_follows_the_weights():
 
 
 def test_blocks_and_sequences_of_a_budget():
-    plan = plan_capacity(SMOLLM2_135M, memory_bytes=2 * GIB, dtype="float32", kv_format=KV_FORMATS["fp32"])
-    assert plan.weight_bytes == 538_060_032
-    assert plan.page_bytes == 16 * 30 * 2 * 3 * 64 * 4
-    assert plan.num_blocks == (2 * GIB - 538_060_032) // plan.page_bytes
-    assert plan.max_sequences == (plan.num_blocks - 1) // 512
-    assert plan.limit is None
-    assert plan.missing_bytes == 0
+    floats = plan(SMOLLM2_135M, 2 * GIB, fmt="fp32", weights=KeptWeights.plain("float32"))
+    (rank,) = floats.ranks
+    assert rank.weight_bytes == 538_060_032
+    assert rank.page_bytes == 16 * 30 * 2 * 3 * 64 * 4
+    assert floats.num_blocks == (2 * GIB - 538_060_032) // rank.page_bytes
+    assert floats.max_sequences == (floats.num_blocks - 1) // 512
+    assert (floats.limit, floats.missing_bytes) == (None, 0)
 
 
 def test_weights_that_do_not_fit():
-    plan = plan_capacity(LLAMA_2_70B, memory_bytes=80 * GB, dtype="float16", kv_format=FP16)
-    assert plan.limit == "weights"
-    assert plan.num_blocks == plan.max_sequences == plan.max_cached_tokens == 0
-    assert plan.missing_bytes == 2 * 68_976_648_192 + 1_342_177_280 + plan.page_bytes - 80 * GB
+    whole = plan(LLAMA_2_70B)
+    norms = (80 * 2 + 1) * 8192  # float32
+    assert whole.limit == "weights"
+    assert whole.num_blocks == whole.max_sequences == whole.max_cached_tokens == 0
+    page = whole.tightest.page_bytes
+    assert whole.missing_bytes == 2 * (68_976_648_192 + norms) + 1_342_177_280 + page - 80 * GB
 
 
 def test_a_sequence_that_does_not_fit():
-    weights = 2 * SMOLLM2_135M.num_parameters
-    page = cost(SMOLLM2_135M).page_bytes
-    plan = plan_capacity(SMOLLM2_135M, memory_bytes=weights + 101 * page, dtype="float16", kv_format=FP16)
-    assert plan.limit == "sequence"
-    assert plan.max_cached_tokens == 1600
-    assert plan.missing_bytes == (512 + 1 - 101) * page
-    enough = plan_capacity(SMOLLM2_135M, memory_bytes=weights + 513 * page, dtype="float16", kv_format=FP16)
+    weights, page = plan(SMOLLM2_135M).ranks[0].weight_bytes, plan(SMOLLM2_135M).ranks[0].page_bytes
+    short = plan(SMOLLM2_135M, weights + 101 * page)
+    assert short.limit == "sequence"
+    assert short.max_cached_tokens == 1600
+    assert short.missing_bytes == (512 + 1 - 101) * page
+    enough = plan(SMOLLM2_135M, weights + 513 * page)
     assert (enough.limit, enough.missing_bytes, enough.max_sequences) == (None, 0, 1)
 
 
-def test_the_tightest_stage_decides():
-    plan = plan_capacity(SMOLLM2_135M, memory_bytes=GIB, dtype="float16", kv_format=FP16, shards=Shards(pp=4))
-    stages = [rank_parameters(SMOLLM2_135M, Shards(pp=4), stage) * 2 for stage in range(4)]
-    assert plan.weight_bytes == max(stages)
-    assert plan.devices == 4
+def test_the_rank_with_the_fewest_pages_decides():
+    """Of SmolLM2's three KV heads the first rank has two, and of its layers the first stage has 19."""
+    cut = plan(SMOLLM2_135M, GIB, tp=2, pp=2)
+    assert [rank.page_bytes for rank in cut.ranks] == [
+        layers * heads * 16 * 2 * 64 * 2 for layers, heads in ((19, 2), (19, 1), (11, 2), (11, 1))
+    ]
+    assert cut.tightest is cut.ranks[0]
+    assert cut.num_blocks == min(rank.num_blocks for rank in cut.ranks) < cut.ranks[1].num_blocks
+
+
+def test_groups_with_requests_of_their_own_add_up():
+    one, four = plan(MOE, 10**7, tp=2), plan(MOE, 10**7, tp=2, ep=8)
+    each = (four.num_blocks - 1) // four.pages.sequence_blocks(128)
+    assert four.max_sequences == 4 * each
+    assert four.kv_token_bytes == one.kv_token_bytes == 4 * 2 * 4 * 8 * 2
 
 
 def test_smallest_fit():
-    def fit(memory: int) -> Shards | None:
-        return smallest_fit(LLAMA_2_70B, memory_bytes=memory, dtype="float16", kv_format=FP16)
+    def fit(memory: int) -> Topology | None:
+        return smallest_fit(LLAMA_2_70B, needs(LLAMA_2_70B, memory))
 
-    assert fit(80 * GB) == Shards(tp=2)
-    assert fit(24 * GB) == Shards(tp=8)
+    assert fit(80 * GB) == Topology(tp=2)
+    assert fit(24 * GB) == Topology(tp=6)  # two KV heads on two ranks, one on the others
+    assert fit(20 * GB) == Topology(tp=8)
+    assert fit(10 * GB) == Topology(tp=5, pp=3)
     assert fit(GB) is None
 
 
-@pytest.mark.parametrize(
-    ("shards", "message"),
-    [
-        (Shards(tp=3), "tp: 3 does not divide the model's 64 attention heads"),
-        (Shards(tp=0), "tp: 0 does not divide"),
-        (Shards(pp=81), "pp: 81 is not between 1 and the model's 80 layers"),
-    ],
-)
-def test_impossible_shards(shards, message):
-    with pytest.raises(ConfigError, match=message):
-        plan_capacity(LLAMA_2_70B, memory_bytes=80 * GB, dtype="float16", kv_format=FP16, shards=shards)
+def test_smallest_fit_takes_only_what_can_be_cut():
+    """SmolLM2's nine heads go over 1, 2, 3 or 9 ranks."""
+    weights = plan(SMOLLM2_135M).ranks[0].weight_bytes
+    found = smallest_fit(SMOLLM2_135M, needs(SMOLLM2_135M, weights // 3))
+    assert found is not None
+    assert found.tp in (1, 2, 3)
+    assert found.world_size >= 4
 
 
-def test_impossible_lengths_and_types():
+def test_experts_stay_whole_where_their_number_allows():
+    def fit(share: float) -> Topology | None:
+        return smallest_fit(MOE, needs(MOE, int(share * whole)))
+
+    whole = plan(MOE, 10**9).ranks[0].weight_bytes + 9 * plan(MOE).ranks[0].page_bytes
+    assert fit(1.0) == Topology()
+    assert fit(0.6) == Topology(tp=2, ep=2)
+
+
+def test_impossible_lengths():
     with pytest.raises(ConfigError, match="max_model_len: 5000 is not between 1 and the model's context of 4096"):
-        plan_capacity(LLAMA_2_70B, memory_bytes=GB, dtype="float16", kv_format=FP16, max_model_len=5000)
-    with pytest.raises(ConfigError, match="dtype: 'int3' is not one of"):
-        plan_capacity(LLAMA_2_70B, memory_bytes=GB, dtype="int3", kv_format=FP16)
+        plan_capacity(ParallelLayout.of(LLAMA_2_70B, Topology()), replace(needs(LLAMA_2_70B), max_model_len=5000))

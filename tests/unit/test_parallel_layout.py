@@ -146,7 +146,7 @@ def test_bytes_of_packed_weights():
     linears = 256 + 2 * 128 + 256 + 3 * 256  # rows of 256 columns
     table, head, norms = 50 * 512, 64 * (8 * 34), 3 * 256 * 4  # 50 rows fill four panels
     kept = KeptWeights.packed("float16", dict.fromkeys(rank.tensors(), "q4_k") | {HEAD: "q6_k"})
-    assert kept.name == "q4_1+int8"
+    assert kept.name == "q4_k+q6_k"
     assert rank.weight_bytes(kept) == linears * 8 * 20 + table + head + norms
     floats = KeptWeights.packed("float32")
     assert rank.weight_bytes(floats) == (linears + 50 + 64) * 1024 + norms
