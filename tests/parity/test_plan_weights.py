@@ -1,0 +1,147 @@
+"""Bytes of weights as ``warmroot plan`` predicts them, against what loading keeps."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from warmroot.actors.kernels.library import native
+from warmroot.actors.kernels.linear import PackedWeight
+from warmroot.actors.layers.moe_router import Router
+from warmroot.actors.layers.norm import QueryKeyNorm, RMSNorm
+from warmroot.actors.models.decoder import Decoder
+from warmroot.actors.models.loader import load_model
+from warmroot.actors.models.source import resolve_model
+from warmroot.actors.models.spec import read_spec, unit_format
+from warmroot.actors.parallel.shard import Shard
+from warmroot.cluster.config import ModelConfig
+from warmroot.cluster.errors import ModelLoadError
+from warmroot.cluster.parallel_layout import ParallelLayout
+from warmroot.cluster.topology import Topology
+from warmroot.deploy.cli.plan import kept_weights
+
+from .conftest import Family
+
+pytestmark = pytest.mark.skipif(native() is None, reason="weights are packed by the native kernels")
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 3,
+}
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "tied": Family("LlamaForCausalLM", SIZES | {"tie_word_embeddings": True}),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        SIZES
+        | {
+            "num_experts": 8,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "mixtral": Family("MixtralForCausalLM", SIZES | {"num_local_experts": 8}),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    FAMILIES[request.param].build().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        return resolve_model("smollm2")
+    except ModelLoadError as error:
+        pytest.skip(str(error))
+
+
+def inside(value: Any, seen: set[int]) -> Iterator[Any]:
+    """An object and all that it is made of."""
+    if id(value) in seen or isinstance(value, (type, str, bytes, int, float)):
+        return
+    seen.add(id(value))
+    yield value
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    elif type(value).__module__.startswith("warmroot.actors"):
+        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        parts = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
+    else:
+        parts = []
+    for part in parts:
+        yield from inside(part, seen)
+
+
+def kept_bytes(decoder: Decoder) -> int:
+    """Packed weights with their biases, the table, norms and the corrections of routers, each once."""
+    tensors: list[torch.Tensor] = [decoder.embedding._table]
+    for part in inside(decoder, set()):
+        if isinstance(part, PackedWeight):
+            tensors += [part.data] if part.bias is None else [part.data, part.bias]
+        elif isinstance(part, RMSNorm):
+            tensors.append(part.weight)
+        elif isinstance(part, Router) and part.correction is not None:
+            tensors.append(part.correction)
+        else:
+            assert not isinstance(part, QueryKeyNorm), "its weights would be missing"
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor.numel()}.values())
+
+
+def check(path, topology: Topology, *, redundant: int = 0, **options: str) -> None:
+    config = ModelConfig.model_validate({"model": str(path), **options})
+    spec = read_spec(path)
+    weights = unit_format(path, config.quantization)
+    layout = ParallelLayout.of(spec, topology, num_redundant_experts=redundant, weights=weights)
+    kept = kept_weights(config, path, spec, "cpu")
+    alone = Shard.whole(spec).groups
+    for rank in layout.ranks:
+        decoder = load_model(
+            path,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            device=torch.device("cpu"),
+            shard=Shard(layout, rank.place.rank, alone),
+        )
+        assert rank.weight_bytes(kept) == kept_bytes(decoder), rank.place
+        assert decoder.weights_format == kept.name
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("topology", "options"),
+    [
+        (Topology(), {}),
+        (Topology(tp=2), {}),
+        (Topology(pp=2), {}),  # the last stage packs the table for its head, and looks up nothing in it
+        (Topology(), {"quantization": "int8"}),
+        pytest.param(Topology(), {"quantization": "none"}, marks=pytest.mark.slow),
+        pytest.param(Topology(tp=2), {"dtype": "float32"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_smollm2(smollm2, topology, options):
+    check(smollm2, topology, **options)
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(tp=2), Topology(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_small_models(folder, topology, options):
+    check(folder, topology, **options)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral"])
+@pytest.mark.parametrize(("topology", "redundant"), [(Topology(tp=2, ep=2), 0), (Topology(tp=2, ep=4), 4)], ids=str)
+def test_experts(tmp_path, name, topology, redundant):
+    FAMILIES[name].build().save_pretrained(tmp_path)
+    check(tmp_path, topology, redundant=redundant)
