@@ -46,6 +46,9 @@ class Family:
             # Far from a fresh initialisation, so that every bias, norm and softcap shows in the logits.
             spread = 0.6 if "embed" in name or "lm_head" in name else 0.3
             parameter.data.normal_(0.8 if "norm" in name and "gemma" not in model.config.model_type else 0.0, spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
         return model.eval()
 
 

@@ -19,6 +19,7 @@ from warmroot.cluster.topology import Topology
 from .conftest import Family, PagedSequences
 from .sharded_harness import Meeting
 from .sharded_harness import ThreadGroup as SumGroup
+from .sparse_families import FAMILIES as SPARSE
 
 CPU = torch.device("cpu")
 EXPERTS = {
@@ -34,6 +35,7 @@ FAMILIES = {
         "Qwen2MoeForCausalLM", EXPERTS | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]}
     ),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", EXPERTS | {"norm_topk_prob": True, "head_dim": 16}),
+    "deepseek_v3": SPARSE["deepseek_v3"],
 }
 
 

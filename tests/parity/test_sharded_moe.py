@@ -7,29 +7,11 @@ import transformers
 from warmroot.actors.models.loader import load_model
 from warmroot.cluster.topology import Topology
 
-from .conftest import Family, PagedSequences
+from .conftest import PagedSequences
 from .greedy_harness import GreedyEngine, reference_greedy
 from .sharded_harness import ThreadedGang, greedy_engine
+from .sparse_families import FAMILIES
 
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 3}
-FAMILIES = {
-    "mixtral": Family("MixtralForCausalLM", {**HEADS, "num_local_experts": 8}),
-    "qwen2_moe": Family(
-        "Qwen2MoeForCausalLM",
-        {
-            **HEADS,
-            "num_experts": 8,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        {**HEADS, "num_experts": 8, "moe_intermediate_size": 24, "norm_topk_prob": True, "head_dim": 16},
-    ),
-    "olmoe": Family("OlmoeForCausalLM", {**HEADS, "num_experts": 8, "clip_qkv": 1.5}),
-}
 CUTS = {
     "tp4": (Topology(tp=4), 0),  # KV heads on two ranks each
     "tp2": (Topology(tp=2), 0),
