@@ -50,7 +50,9 @@ def why_no_hosts() -> str | None:
     missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
     if missing:
         return f"hosts need {' and '.join(missing)} (Debian: iproute2, util-linux)"
-    tried = subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "true"], capture_output=True)
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "true"], capture_output=True
+    )
     return f"no namespaces here: {tried.stderr.decode().strip()}" if tried.returncode else None
 
 
@@ -100,7 +102,9 @@ class Host:
             f"--temp-dir={self.scratch}",
             "--disable-usage-stats",
         ]
-        self.start(["sh", "-c", _RAY_FOREVER, "ray", str(_BIN / "ray"), "start", "--block", *command], self.environment())
+        self.start(
+            ["sh", "-c", _RAY_FOREVER, "ray", str(_BIN / "ray"), "start", "--block", *command], self.environment()
+        )
 
     def processes(self, *words: str) -> list[HostProcess]:
         """Those alive, with one of the words in the command if there are any."""
@@ -191,7 +195,7 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def ray_hosts(num_cpus: Sequence[int]) -> Iterator[Lan]:
-    """A Ray cluster with a host for each number; the first is the head. Their logs are shown if anything fails."""
+    """A Ray cluster with a host for each number; the first is the head. pytest shows their logs if anything fails."""
     # Ray's sockets live there: their paths must be short.
     scratch = Path(tempfile.mkdtemp(prefix="wrh", dir="/tmp"))
     with ExitStack() as stack:
@@ -205,11 +209,10 @@ def ray_hosts(num_cpus: Sequence[int]) -> Iterator[Lan]:
             for host in lan.hosts:
                 wait_until(lambda host=host: host.processes("raylet/raylet"), 120.0)
             yield lan
-        except BaseException:
+        finally:
             for host in lan.hosts:
                 for log in host.logs:
                     print(f"--- {log.relative_to(scratch)}", log.read_text()[-4000:], sep="\n")
-            raise
 
 
 def seconds_since(moment: float) -> str:
