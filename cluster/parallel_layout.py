@@ -100,6 +100,8 @@ class RankLayout:
             return table + kept.linear_bytes(name, rows, columns) * has_linear
         if dims[0] in ("experts", "one"):
             return kept.gates.matrix_bytes(rows, columns)
+        if dims[0] == "kv_expanded":
+            return kept.latents.matrix_bytes(rows, columns)
         return kept.linear_bytes(name, rows, columns)
 
     def kv_page_bytes(self, fmt: KvFormat, block_size: int) -> int:

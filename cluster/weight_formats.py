@@ -76,7 +76,7 @@ def packed_format(stored: str) -> WeightFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWeights:
-    """What a device keeps each kind of weight as. Norms, biases and the gates of experts are float32."""
+    """What a device keeps each kind of weight as. Norms and biases are float32."""
 
     name: str
     """For people: what the checkpoint's linears are stored as, the commonest first, or what they all become."""
@@ -85,6 +85,8 @@ class KeptWeights:
     """Of the embedding."""
     gates: WeightFormat
     """Routers, and gates of shared experts."""
+    latents: WeightFormat
+    """What MLA makes keys and values of heads with: kept as activations are, and read in two parts."""
     exceptions: Mapping[str, WeightFormat] = field(default_factory=dict[str, WeightFormat])
     """Linears that are kept as something else, by the names of their weights."""
     ties_head: bool
@@ -103,6 +105,7 @@ class KeptWeights:
             linears=_INT8 if int8 else _PACKED[dtype],
             table=WEIGHT_FORMATS[dtype],
             gates=_PACKED["float32"],
+            latents=WEIGHT_FORMATS["float32"],
             exceptions={name: packed_format(kind) for name, kind in kinds.items()},
             ties_head=False,
         )
@@ -111,7 +114,8 @@ class KeptWeights:
     def plain(cls, dtype: str) -> "KeptWeights":
         """On a GPU: floats as torch has them."""
         fmt = WEIGHT_FORMATS[dtype]
-        return cls(name=dtype, linears=fmt, table=fmt, gates=WEIGHT_FORMATS["float32"], ties_head=True)
+        exact = WEIGHT_FORMATS["float32"]
+        return cls(name=dtype, linears=fmt, table=fmt, gates=exact, latents=fmt, ties_head=True)
 
     def linear_bytes(self, name: str, rows: int, columns: int) -> int:
         """Bytes of the linear whose weight has this name."""

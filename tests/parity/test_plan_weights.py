@@ -8,6 +8,7 @@ import torch
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import PackedWeight
+from warmroot.actors.layers.latent_attention import LatentSelfAttention
 from warmroot.actors.layers.moe_router import Router
 from warmroot.actors.layers.norm import QueryKeyNorm, RMSNorm
 from warmroot.actors.models.decoder import Decoder
@@ -46,6 +47,23 @@ FAMILIES = {
         },
     ),
     "mixtral": Family("MixtralForCausalLM", SIZES | {"num_local_experts": 8}),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        SIZES
+        | {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 
 
@@ -91,11 +109,14 @@ def kept_bytes(decoder: Decoder) -> int:
             tensors += [part.data] if part.bias is None else [part.data, part.bias]
         elif isinstance(part, RMSNorm):
             tensors.append(part.weight)
+        elif isinstance(part, LatentSelfAttention):
+            tensors += [part.key_up, part.value_up]
         elif isinstance(part, Router) and part.correction is not None:
             tensors.append(part.correction)
         else:
             assert not isinstance(part, QueryKeyNorm), "its weights would be missing"
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor.numel()}.values())
+    kept = {tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor.numel()}
+    return sum(kept.values())
 
 
 def check(path, topology: Topology, *, redundant: int = 0, **options: str) -> None:
@@ -140,7 +161,7 @@ def test_small_models(folder, topology, options):
     check(folder, topology, **options)
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "deepseek_v3"])
 @pytest.mark.parametrize(("topology", "redundant"), [(Topology(tp=2, ep=2), 0), (Topology(tp=2, ep=4), 4)], ids=str)
 def test_experts(tmp_path, name, topology, redundant):
     FAMILIES[name].build().save_pretrained(tmp_path)
