@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.topology import Topology
@@ -59,6 +59,11 @@ def place(
             remove_placement_group(group)
             raise ReplicaUnavailableError(message)
     return group
+
+
+def has_waiting_group() -> bool:
+    """Whether some placement group of the cluster has not found its nodes yet."""
+    return any(group["state"] in ("PENDING", "RESCHEDULING") for group in placement_group_table().values())
 
 
 def node_resources(labels: Mapping[str, str]) -> dict[str, Resources]:

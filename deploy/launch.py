@@ -18,7 +18,7 @@ from rich.console import Console
 from ..actors.embedded_bus import StartupNote, find_bus, open_bus
 from ..actors.models.source import resolve_model
 from ..actors.models.spec import model_len, read_spec, unit_format
-from ..actors.placement import node_resources, what_is_missing
+from ..actors.placement import has_waiting_group, node_resources, what_is_missing
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from ..cluster.parallel_layout import ParallelLayout
@@ -178,6 +178,8 @@ class _Placement:
         if num_placed >= self._num_replicas or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _PLACEMENT_S
+        if not has_waiting_group():
+            return
         missing = what_is_missing(self._bundles, node_resources(self._labels), self._labels)
         if self._is_local and "cannot" in missing:
             raise ReplicaUnavailableError(missing)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ...cluster.sizes import format_size
 from ..runs_on import runs_on
 from .endpoint import Endpoint, add_endpoint_flags
 from .flags import Parser
@@ -27,24 +28,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_state(endpoint: Endpoint) -> dict[str, Any]:
-    """``{"url", "version", "ready", "models", "server_load", "replicas"}``."""
-    return {
-        "url": endpoint.url,
-        "version": endpoint.get("/version")["version"],
-        "ready": endpoint.ready(),
-        "models": endpoint.get("/v1/models")["data"],
-        **endpoint.get("/load"),
-    }
+    """What ``/admin/state`` says, and the ``url``."""
+    return {"url": endpoint.url, **endpoint.get("/admin/state")}
 
 
 def _show(state: dict[str, Any], console: Console) -> None:
     word = "[green]ready[/]" if state["ready"] else "[red]not ready[/]"
-    models = ", ".join(model["id"] for model in state["models"]) or "no model"
+    models = ", ".join(state["models"]) or "no model"
     console.print(f"{state['url']}: {word}, serves {models} (version {state['version']})", highlight=False)
+    console.print(_replicas(state["replicas"]))
+    if any(replica["ranks"] for replica in state["replicas"]):
+        console.print(_ranks(state["replicas"]))
+    for line in runs_on(state["replicas"]):
+        console.print(line, highlight=False)
+
+
+def _replicas(replicas: Sequence[dict[str, Any]]) -> Table:
     table = Table("Replica", "State")
     for heading in ("Running", "Waiting", "KV used"):
         table.add_column(heading, justify="right")
-    for replica in state["replicas"]:
+    for replica in replicas:
         table.add_row(
             replica["replica"],
             replica["state"],
@@ -52,6 +55,22 @@ def _show(state: dict[str, Any], console: Console) -> None:
             str(replica["waiting"]),
             f"{replica['kv_cache_usage']:.1%}",
         )
-    console.print(table)
-    for line in runs_on(state["replicas"]):
-        console.print(line, highlight=False)
+    return table
+
+
+def _ranks(replicas: Sequence[dict[str, Any]]) -> Table:
+    table = Table("Replica", "Rank", "Stage", "Node")
+    for heading in ("Process", "Memory", "Last step"):
+        table.add_column(heading, justify="right")
+    for replica in replicas:
+        for rank in replica["ranks"]:
+            table.add_row(
+                replica["replica"],
+                str(rank["rank"]),
+                str(rank["stage"]),
+                rank["host"],
+                str(rank["pid"]),
+                format_size(rank["memory_bytes"]),
+                f"{rank['last_step']:,}",
+            )
+    return table

@@ -14,6 +14,7 @@ from .cluster_state import ClusterState
 from .documentation import DocumentedApp
 from .errors import install_error_handlers
 from .middleware import BearerAuth, BodyLimit, RequestBoundary
+from .routes_admin import admin_routes
 from .routes_chat import chat_routes
 from .routes_completions import completion_routes
 from .routes_status import health_routes, model_routes
@@ -62,7 +63,7 @@ def build_app(
         strict_content_type=False,
     )
     install_error_handlers(app)
-    for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes):
+    for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes, admin_routes):
         app.include_router(routes(service))
     return app
 

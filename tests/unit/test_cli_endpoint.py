@@ -12,7 +12,8 @@ from warmroot.deploy.cli import main
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
 REPLICA = {"replica": "r0", "model": "tiny", "state": "ready", "running": 1, "waiting": 2, "kv_cache_usage": 0.25}
-REPLICA |= {"kernels": "avx2", "weights_format": "q4_1", "kv_format": "fp16", "num_threads": 2}
+REPLICA |= {"kernels": "avx2", "weights_format": "q4_1", "kv_format": "fp16", "num_threads": 2, "ranks": []}
+RANK = {"rank": 1, "stage": 0, "host": "node-a", "pid": 4711, "memory_bytes": 3 * 2**20, "last_step": 1234}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -23,12 +24,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         answers = {
-            "/version": {"version": "9.9"},
             "/v1/models": {"data": [{"id": "tiny"}]},
-            "/load": {"server_load": 3, "replicas": [REPLICA]},
+            "/admin/state": {
+                "version": "9.9",
+                "ready": self.server.ready,
+                "models": ["tiny"],
+                "server_load": 3,
+                "replicas": [REPLICA | {"ranks": self.server.ranks}],
+            },
         }
-        if self.path == "/readyz":
-            return self.answer(200 if self.server.ready else 503, {})
         return self.answer(200, answers[self.path])
 
     def do_POST(self):
@@ -60,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.bodies, server.ready = [], True
+    server.bodies, server.ready, server.ranks = [], True, []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -125,6 +129,13 @@ def test_status(server, flags, capsys):
     assert (state["ready"], state["server_load"], state["replicas"]) == (False, 3, [REPLICA])
 
 
+def test_status_shows_ranks(server, flags, capsys):
+    server.ranks = [RANK]
+    assert main(["status", *flags]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("node-a", "4711", "3.00 MiB", "1,234"))
+
+
 @pytest.mark.parametrize(
     ("extra", "code", "message"),
     [
@@ -162,7 +173,7 @@ def test_what_is_not_a_url(url, capsys):
 def test_something_else_answers(server, flags, monkeypatch, capsys):
     monkeypatch.setattr(Handler, "do_GET", lambda self: self.answer(200, "<html>"))
     assert main(["status", *flags]) == 1
-    assert capsys.readouterr().err.endswith("/version does not answer as a Warmroot endpoint does\n")
+    assert capsys.readouterr().err.endswith("/admin/state does not answer as a Warmroot endpoint does\n")
 
 
 def test_a_gateway_without_an_endpoint(server, flags, capsys):

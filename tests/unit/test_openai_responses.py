@@ -243,6 +243,10 @@ async def test_version_load_and_documentation():
         load = (await client.get("/load")).json()
         assert load["server_load"] == 5
         assert load["replicas"][0]["kv_cache_usage"] == 0.25
+        state = (await client.get("/admin/state")).json()
+        assert (state["ready"], state["server_load"], state["models"][0]) == (True, 5, "tiny")
+        assert state["replicas"][0]["epoch"] == 1
+        assert state["replicas"][0]["ranks"] == []
         assert "swagger" in (await client.get("/docs")).text.lower()
         schema = (await client.get("/openapi.json")).json()
     fields = schema["components"]["schemas"]["ChatCompletionRequest"]["properties"]
