@@ -7,8 +7,25 @@ packing is then improved by swaps, and copies of an expert always stand on diffe
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .expert_placement import ExpertPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBalance:
+    """How the experts of a sparse layer are loaded, as its ranks found it when they last looked."""
+
+    layer: int
+    """In the model."""
+    loads: tuple[float, ...]
+    """By expert, tokens that chose it, old ones forgotten by and by."""
+    imbalance_at_start: float
+    """Max / mean rank load that these would give, had the experts stayed where they were placed at the start."""
+    imbalance: float
+    """As they are placed now."""
+    num_moves: int
+    """Experts that ranks have taken over from others since the start."""
 
 
 class ExpertLoads:

@@ -6,8 +6,11 @@ is asked for more often than others has copies on several ranks. A copy's number
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from .errors import ConfigError
+
+_MAX_TURNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,11 @@ class ExpertPlacement:
     def turn_table(self) -> tuple[tuple[int, ...], ...]:
         """[num_experts, turns]: the copy for an expert's choice number n stands in column n % turns.
 
-        turns is the most copies of any expert; experts with fewer repeat them. A lookup by (expert, token index)
-        is round robin, and all ranks that see a token agree on its copy without a word.
+        turns is a multiple of every expert's copies, or nearly enough, so that each copy is as often there. A lookup by
+        (expert, token index) is round robin, and all ranks that see a token agree on its copy without a word.
         """
         copies = self.copies()
-        turns = max(len(numbers) for numbers in copies)
+        turns = min(_MAX_TURNS, lcm(*(len(numbers) for numbers in copies)))
         return tuple(tuple(numbers[turn % len(numbers)] for turn in range(turns)) for numbers in copies)
 
     def rank_loads(self, loads: Sequence[float]) -> list[float]:

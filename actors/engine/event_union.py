@@ -55,10 +55,10 @@ class EventUnion:
         ]
 
     def _clear(self, cache: int) -> list[KvEvent]:
-        if len(self._held[cache]) < len(self._holders):
-            return self._remove(cache, list(reversed(self._held[cache])))
-        for held in self._held:
-            held.clear()
+        held = list(self._held[cache])
+        if any(others for index, others in enumerate(self._held) if index != cache):
+            return self._remove(cache, reversed(held))
+        self._held[cache].clear()
         self._holders.clear()
         return [CacheCleared()]
 

@@ -7,7 +7,7 @@ tokens go to, so a step is run by all groups at once, also by those that have no
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...cluster.errors import EngineError, InvalidRequestError
 from ...cluster.ids import BlockHash, RequestId
@@ -25,6 +25,7 @@ SEQUENCE_TOKENS = 64
 """A sequence weighs as much as so many tokens that are still to be computed: what it will decode is not known."""
 
 
+@runtime_checkable
 class GroupedExecutor(Executor, Protocol):
     """Runs one plan for each of its groups in a step. A result has the sequences of all of them."""
 
@@ -39,12 +40,15 @@ class GroupedExecutor(Executor, Protocol):
 
 
 def start_engines(
-    executor: GroupedExecutor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+    executor: Executor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
 ) -> "Engine | JointEngine":
-    """What serves requests with all groups of an executor: for a ``LocalEngine``. The limits are each group's."""
-    if executor.num_groups == 1:
-        return Engine(executor, config, clock, namespace)
-    return JointEngine(executor, config, clock, namespace)
+    """What serves requests with all groups of an executor, for a ``LocalEngine``. The limits are each group's.
+
+    An executor that is no ``GroupedExecutor`` is one group.
+    """
+    if isinstance(executor, GroupedExecutor) and executor.num_groups > 1:
+        return JointEngine(executor, config, clock, namespace)
+    return Engine(executor, config, clock, namespace)
 
 
 class JointEngine:
@@ -62,6 +66,8 @@ class JointEngine:
         self.max_tokens = self.engines[0].max_tokens
         """Prompt and output tokens that one sequence can have here."""
         self._union = EventUnion(executor.num_groups)
+        self._owed: list[dict[RequestId, int]] = [{} for _ in self.engines]
+        """By group, tokens that requests without a first token wanted computed when they came."""
         self._in_flight: deque[tuple[int, list[tuple[Engine, int]]]] = deque()
         """Steps, and the engines that take part in them with the number that each of them gave it."""
         self._num_steps = 0
@@ -82,29 +88,34 @@ class JointEngine:
         self._check_alive()
         if any(source.request_id in engine for engine in self.engines):
             raise InvalidRequestError(f"request {source.request_id} is running already", param="request_id")
-        self._choose(source).add(source)
+        missing = self._missing_tokens(source)
+        group = min(range(len(self.engines)), key=lambda group: self._cost(group, missing[group]))
+        self.engines[group].add(source)
+        if source.request_id in self.engines[group]:  # it had not ended elsewhere
+            self._owed[group][source.request_id] = missing[group]
 
-    def _choose(self, source: GenerateRequest) -> Engine:
-        """The group with the least to compute, what it lacks of the request's prefix included."""
-        cached = self._cached_tokens(source)
-        costs = [_queued(engine.load()) - warm for engine, warm in zip(self.engines, cached, strict=True)]
-        is_full = [len(engine.scheduler.waiting) >= self.config.max_num_queued_reqs for engine in self.engines]
-        return self.engines[min(range(len(costs)), key=lambda group: (is_full[group], costs[group]))]
-
-    def _cached_tokens(self, source: GenerateRequest) -> list[int]:
-        """By group, tokens of the request that are cached there."""
+    def _missing_tokens(self, source: GenerateRequest) -> list[int]:
+        """By group, tokens of a request that are not cached there."""
         tokens = source.prompt_token_ids + source.output_token_ids
         try:
             packed = pack_tokens(tokens)
         except (OverflowError, TypeError):  # the engine that gets it will say so
             return [0] * len(self.engines)
-        namespace = salted(self.namespace, source.cache_salt)
-        return [engine.cache.match(namespace, packed, len(tokens)).num_tokens for engine in self.engines]
+        root = salted(self.namespace, source.cache_salt)
+        return [len(tokens) - engine.cache.match(root, packed, len(tokens)).num_tokens for engine in self.engines]
+
+    def _cost(self, group: int, missing: int) -> tuple[bool, int]:
+        """What a request has before it and brings, in tokens; groups that would refuse it come last."""
+        scheduler = self.engines[group].scheduler
+        sequences = len(scheduler.running) + len(scheduler.waiting)
+        is_full = len(scheduler.waiting) >= self.config.max_num_queued_reqs
+        return is_full, missing + sum(self._owed[group].values()) + SEQUENCE_TOKENS * sequences
 
     def abort(self, request_id: RequestId) -> None:
         """See ``Engine``."""
         for engine in self.engines:
             engine.abort(request_id)
+        self._settle(request_id)
 
     def step(self) -> list[TokenDelta]:
         """Schedule, run and account one step. Raises EngineError after a failure has been reported by deltas."""
@@ -146,7 +157,13 @@ class JointEngine:
         deltas = self.take_pending()
         for engine, number in begun:
             deltas += engine.end(replace(result, step=number))
+        for delta in deltas:
+            self._settle(delta.request_id)
         return deltas
+
+    def _settle(self, request_id: RequestId) -> None:
+        for owed in self._owed:
+            owed.pop(request_id, None)
 
     def fail(self, message: str) -> list[TokenDelta]:
         """The executor is lost: every request ends with an error, and nothing can be added any more."""
@@ -225,8 +242,3 @@ class _Lane:
 
     def shutdown(self) -> None:
         """Nothing is held."""
-
-
-def _queued(load: Load) -> int:
-    """Tokens to compute, as far as they are known."""
-    return load.waiting_tokens + SEQUENCE_TOKENS * (load.running + load.waiting)

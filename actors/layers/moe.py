@@ -11,7 +11,7 @@ from ...cluster.expert_placement import ExpertPlacement
 from .linear import Linear
 from .mlp import GatedMLP
 from .moe_dispatch import Dispatch
-from .moe_experts import RankExperts
+from .moe_experts import ExpertWork, RankExperts
 from .moe_router import Router, steady_sigmoid
 
 
@@ -51,15 +51,24 @@ class MoeMLP:
         self._dispatch = dispatch
         self.device = device
         self._loads = np.zeros(placement.num_experts, np.int64)
+        self._work = ExpertWork()
         self.place(placement, mlps)
 
     def place(self, placement: ExpertPlacement, mlps: Sequence[GatedMLP]) -> None:
         """Use another placement from the next call on; all ranks of the ep group must do so between the same calls."""
         self.placement = placement
         self._experts = RankExperts(
-            mlps, self._ep_rank * placement.slots_per_rank, placement.num_ranks * placement.slots_per_rank
+            mlps,
+            self._ep_rank * placement.slots_per_rank,
+            placement.num_ranks * placement.slots_per_rank,
+            self._work,
         )
         self._turn_table = torch.tensor(placement.turn_table(), device=self.device)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the rank's experts have computed so far."""
+        return self._work.num_rows
 
     @property
     def mlps(self) -> Sequence[GatedMLP]:

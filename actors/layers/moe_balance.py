@@ -4,12 +4,12 @@ Every rank comes to the same plan from the same counts, so nothing but counts an
 one at a time, between two steps, so that no step waits long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ...cluster.errors import ConfigError
-from ...cluster.expert_balance import ExpertLoads
+from ...cluster.expert_balance import ExpertBalance, ExpertLoads
 from ...cluster.expert_moves import ExpertMove, Rebalance, plan_rebalance
 from ..kernels.linear import NativeLinear, PackedWeight
 from ..kernels.tuning import ChoosingLinear
@@ -18,21 +18,38 @@ from .linear import DenseLinear, Linear
 from .mlp import GatedMLP
 from .moe import MoeMLP
 
+_MIN_CHOICES = 32
+"""Tokens an expert, on average: with fewer the standard deviation of an even load is more than a sixth of it."""
+
 
 class ExpertBalancer:
     """Balances the sparse layers of a rank, all of which are placed over the ranks of ``ep``.
 
-    A step's load weighs half after ``half_life`` steps.
+    A step's load weighs half after ``half_life`` steps. Nothing is moved before there are as many tokens in the counts
+    that chance does not look like load.
     """
 
     def __init__(
-        self, layers: Sequence[MoeMLP], ep: Collectives, *, period: int = 16, half_life: float = 1024.0
+        self, layers: Mapping[int, MoeMLP], ep: Collectives, *, period: int = 16, half_life: float = 1024.0
     ) -> None:
-        self._layers = layers
+        """``layers`` by their numbers in the model, all with one placement. Raises ConfigError for experts of a form
+        that cannot be sent.
+        """
+        self._numbers = tuple(layers)
+        self._layers = tuple(layers.values())
+        self._start = self._layers[0].placement
         self._ep = ep
         self._period = period
-        self._loads = ExpertLoads(len(layers), layers[0].placement.num_experts, half_life)
+        self._loads = ExpertLoads(len(layers), self._start.num_experts, half_life)
         self._num_steps = 0
+        self._balances: dict[int, ExpertBalance] = {}
+        for layer in self._layers:
+            _mlp_tensors(layer.mlps[0])
+
+    @property
+    def balances(self) -> tuple[ExpertBalance, ...]:
+        """Of the layers that have been looked at. May be asked for from any thread."""
+        return tuple(dict(self._balances).values())
 
     def after_step(self) -> Rebalance | None:
         """Look at the next layer, every ``period`` steps; what was done to it. All ranks call it after every step."""
@@ -45,10 +62,23 @@ class ExpertBalancer:
         layer = self._layers[index]
         counts = self._ep.all_gather(torch.from_numpy(layer.take_loads()).to(layer.device)).sum(0)
         self._loads.record(index, counts.tolist(), steps=self._period * len(self._layers))
-        plan = plan_rebalance(layer.placement, self._loads.loads(index))
+        loads = self._loads.loads(index)
+        is_enough = sum(loads) >= _MIN_CHOICES * len(loads)
+        plan = plan_rebalance(layer.placement, loads) if is_enough else None
         if plan is not None:
             layer.place(plan.placement, move_experts(plan.moves, layer.mlps, self._ep))
+        self._note(index, loads, 0 if plan is None else sum(move.source != move.target for move in plan.moves))
         return plan
+
+    def _note(self, index: int, loads: Sequence[float], num_moves: int) -> None:
+        before = self._balances.get(index)
+        self._balances[index] = ExpertBalance(
+            layer=self._numbers[index],
+            loads=tuple(loads),
+            imbalance_at_start=self._start.imbalance(loads),
+            imbalance=self._layers[index].placement.imbalance(loads),
+            num_moves=num_moves + (0 if before is None else before.num_moves),
+        )
 
 
 def move_experts(moves: Sequence[ExpertMove], mlps: Sequence[GatedMLP], ep: Collectives) -> list[GatedMLP]:

@@ -8,6 +8,14 @@ import torch
 from .mlp import GatedMLP
 
 
+@dataclass(slots=True)
+class ExpertWork:
+    """What a rank's experts have done."""
+
+    num_rows: int = 0
+    """A token has one for each of its experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankExperts:
     """The MLPs in a rank's slots, in whatever form their linears are.
@@ -19,6 +27,7 @@ class RankExperts:
     mlps: Sequence[GatedMLP]
     first_copy: int
     num_copies: int
+    work: ExpertWork
 
     def __call__(self, x: torch.Tensor, copies: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Tokens [T, hidden], chosen copies [T, k] int64, weights [T, k] float32 -> [T, hidden] in x's dtype.
@@ -31,6 +40,7 @@ class RankExperts:
         begin, last = sum(counts[: self.first_copy]), self.first_copy + len(self.mlps)
         sizes = counts[self.first_copy : last]
         num_rows = sum(sizes)
+        self.work.num_rows += num_rows
         work = flat.argsort(stable=True)[begin : begin + num_rows]
         out = x.new_empty(num_rows + 1, x.shape[1])
         out[num_rows] = 0  # stands for every choice that another rank computes

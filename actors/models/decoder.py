@@ -100,9 +100,10 @@ class Decoder:
         self._fused = FusedStep.of(spec, self.layers, self.rotary, group)
 
     @property
-    def sparse_mlps(self) -> list[MoeMLP]:
-        """Those of its layers with experts, in order."""
-        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoeMLP)]
+    def sparse_mlps(self) -> dict[int, MoeMLP]:
+        """Those of its layers with experts, by the layers' numbers in the model."""
+        numbered = zip(self.own.layers, self.layers, strict=True)
+        return {number: layer.mlp for number, layer in numbered if isinstance(layer.mlp, MoeMLP)}
 
     @property
     def kv_heads(self) -> int:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from ...cluster.errors import RankLostError
+from ...cluster.expert_balance import ExpertBalance
 from ...cluster.kv_layout import KvLayout
 from ...cluster.messages import RankInfo
 from ..engine.plan import StepPlan, StepResult
@@ -132,6 +133,10 @@ class GangExecutor:
     def times(self) -> list[RankTimes]:
         """What the ranks spend their time on. Raises RankLostError."""
         return self._crew.times()
+
+    def experts(self) -> list[ExpertBalance]:
+        """How the experts are loaded, by layer, as far as they have been looked at. Raises RankLostError."""
+        return sorted((found for times in self.times() for found in times.experts), key=lambda found: found.layer)
 
     def ranks(self) -> list[RankInfo]:
         """All ranks, in order."""

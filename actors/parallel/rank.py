@@ -14,11 +14,15 @@ from ...cluster.errors import RankLostError
 from ...cluster.kv_layout import KvLayout
 from ..engine.plan import StepPlan
 from ..kernels.library import native
+from ..layers.moe_balance import ExpertBalancer
+from ..models.available import kernels_on
+from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.weights import Progress
 from ..runner.load import kv_memory_for
 from ..runner.runner import ModelRunner
 from ..runner.threads import use_threads
+from .collectives import Collectives
 from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .groups import RankLists, make_groups
 from .plan_receiver import PlanReceiver
@@ -38,12 +42,14 @@ class RankLoop:
         receiver: PlanReceiver,
         expect: Callable[[int], None],
         *,
-        idle: Callable[[], None] | None = None,
         samples: bool,
+        idle: Callable[[], None] | None = None,
+        after_step: Callable[[], object] | None = None,
     ) -> None:
         """Ranks that sample append what they sampled, and answer. ``expect`` is a ``PipelineStage``'s.
 
-        ``idle`` takes the place of a step without tokens, where other groups may have some.
+        ``idle`` takes the place of a step without tokens, where other groups may have some. ``after_step`` is called
+        when the answer is out.
         """
         self.num_steps = 0
         self.idle_s = 0.0
@@ -53,6 +59,7 @@ class RankLoop:
         self._receiver = receiver
         self._samples = samples
         self._idle = idle
+        self._after_step = after_step
         self._expect = expect
         self._is_expected = False
 
@@ -71,6 +78,8 @@ class RankLoop:
                 self._idle()
             if self._samples or result.error is not None:
                 self._receiver.reply(result)
+            if self._after_step is not None:
+                self._after_step()
             done = time.perf_counter()
             self.step_s += done - began
             self.num_steps += 1
@@ -130,6 +139,7 @@ class Rank:
             num_blocks=self._runner.num_blocks,
             kv_dtype=str(self._runner.kv_dtype).removeprefix("torch."),
             weights_format=self._runner.decoder.weights_format,
+            kernels=kernels_on(self._device),
             num_threads=num_threads,
         )
 
@@ -151,6 +161,7 @@ class Rank:
         )
         kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
         stage = self._stage = PipelineStage(decoder, shard.groups.pp)
+        self._balancer = _balancer(decoder, shard.groups.ep, config.expert_balance_steps)
         return ModelRunner(
             decoder,
             layout,
@@ -179,8 +190,9 @@ class Rank:
             self._runner,
             receiver,
             self._stage.expect,
-            idle=self._stage.idle if topology.exchanges_tokens else None,
             samples=topology.samples(self._rank),
+            idle=self._stage.idle if topology.exchanges_tokens else None,
+            after_step=None if self._balancer is None else self._balancer.after_step,
         )
         try:
             self._loop.run()
@@ -193,14 +205,23 @@ class Rank:
         loop = self._loop
         if loop is None:
             return RankTimes(rank=self._rank, num_steps=0, idle_s=0.0, bubble_s=0.0, busy_s=0.0)
-        bubble_s = self._stage.waited_s
+        bubble_s, balancer = self._stage.waited_s, self._balancer
+        is_first = self._rank % self._config.topology.stage_size == 0
         return RankTimes(
             rank=self._rank,
             num_steps=loop.num_steps,
             idle_s=loop.idle_s,
             bubble_s=bubble_s,
             busy_s=loop.step_s - bubble_s,
+            expert_rows=sum(mlp.num_rows for mlp in self._stage.decoder.sparse_mlps.values()),
+            experts=() if balancer is None or not is_first else balancer.balances,
         )
+
+
+def _balancer(decoder: Decoder, ep: Collectives, period: int) -> ExpertBalancer | None:
+    """None where there is nothing to balance."""
+    layers = decoder.sparse_mlps
+    return ExpertBalancer(layers, ep, period=period) if layers and ep.size > 1 and period else None
 
 
 class _Votes:

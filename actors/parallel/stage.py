@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,8 +23,8 @@ class StageDecoder(Protocol):
     device: torch.device
 
     @property
-    def sparse_mlps(self) -> list[MoeMLP]:
-        """Of its layers with experts, in order."""
+    def sparse_mlps(self) -> Mapping[int, MoeMLP]:
+        """Of its layers with experts, in order, by the layers' numbers in the model."""
         ...
 
     def forward(
@@ -84,7 +85,7 @@ class PipelineStage:
         decoder = self.decoder
         nothing = torch.empty(0, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
         with torch.inference_mode():
-            for mlp in decoder.sparse_mlps:
+            for mlp in decoder.sparse_mlps.values():
                 mlp(nothing)
 
     def _received(self, num_tokens: int) -> torch.Tensor:

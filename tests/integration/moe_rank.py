@@ -45,7 +45,7 @@ def main(rank: int, topology: Topology, port: int) -> None:
         expected = exchange_bytes(layout, sent_rows(block, topology, inputs, placement), rank, 4)
         assert counted["counts"] == expected["counts"]
         assert counted["all_to_all"] == expected["dispatch"] + expected["combine"], (counted, expected)
-    balancer, x = ExpertBalancer([mlp], groups.ep), tokens(9, seed=rank // topology.tp)
+    balancer, x = ExpertBalancer({0: mlp}, groups.ep), tokens(9, seed=rank // topology.tp)
     plan = balancer.balance(0)
     others = ExpertPlacement(8, mlp.placement.slots[::-1])
     mlp.place(others, move_experts(plan_moves(mlp.placement, others), mlp.mlps, groups.ep))

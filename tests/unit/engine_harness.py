@@ -235,7 +235,13 @@ class Harness:
 
     def check(self) -> None:
         """The invariants that hold between steps."""
-        engine, cache = self.engine, self.engine.cache
+        nodes = self.check_engine(self.engine, self.executor)
+        self.replay()
+        assert set(self.known) == nodes
+
+    def check_engine(self, engine: Engine, executor: ScriptedExecutor) -> set[BlockHash]:
+        """Those of one engine; what it has cached."""
+        cache = engine.cache
         leases = [request.lease for request in engine.scheduler.running]
         held = [block for lease in leases for table in lease.tables for block in table if block != NULL_BLOCK]
         held += [source for lease in leases for source, _ in lease.copies]
@@ -250,11 +256,10 @@ class Harness:
         for request in engine.scheduler.waiting:
             assert request.lease is None and request.num_computed == 0
             assert request.overtaken <= engine.config.max_overtakes
-        plan = self.executor.plans[-1] if self.executor.plans else StepPlan(step=0)
+        plan = executor.plans[-1] if executor.plans else StepPlan(step=0)
         assert plan.num_tokens <= engine.config.max_num_batched_tokens
         assert len(plan.sequences) <= engine.config.max_num_seqs >= len(engine.scheduler.running)
-        self.replay()
-        assert set(self.known) == {node.hash for node in nodes}
+        return {node.hash for node in nodes}
 
     def replay(self) -> None:
         for event in self.engine.drain_events():

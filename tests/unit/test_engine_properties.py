@@ -126,13 +126,16 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.harness.run(2000)
         self.harness.check()
-        engine = self.harness.engine
         for request_id, request in self.requests.items():
             self._check_output(request_id, request)
+        self.nothing_is_held()
+        self.harness.check()
+
+    def nothing_is_held(self):
+        engine = self.harness.engine
         assert engine.cache.pool.num_used == 0 and engine.load().waiting_tokens == 0
         engine.clear_cache()
         assert engine.cache.pool.num_free == self.harness.executor.num_blocks - 1
-        self.harness.check()
 
     def _check_output(self, request_id, request):
         room = self.harness.engine.max_tokens - len(request.prompt_token_ids)

@@ -66,6 +66,8 @@ def test_copies_take_turns():
     placement = ExpertPlacement(4, ((0, 1), (0, 2), (0, 3)))
     assert placement.copies() == ((0, 2, 4), (1,), (3,), (5,))
     assert placement.turn_table() == ((0, 2, 4), (1, 1, 1), (3, 3, 3), (5, 5, 5))
+    uneven = ExpertPlacement(4, ((0, 1, 2), (0, 1, 3), (0, 2, 3))).turn_table()
+    assert [sorted(map(row.count, set(row))) for row in uneven] == [[2, 2, 2], [3, 3], [3, 3], [3, 3]]
     assert placement.rank_loads([30, 1, 2, 3]) == [11, 12, 13]
     assert placement.imbalance([30, 1, 2, 3]) == pytest.approx(13 * 3 / 36)
     assert placement.imbalance([0, 0, 0, 0]) == 1.0

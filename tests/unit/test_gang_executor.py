@@ -78,6 +78,7 @@ class ThreadCrew:
                 num_blocks=9,
                 kv_dtype="float32",
                 weights_format="float32",
+                kernels="none",
                 num_threads=1,
             )
             for rank in range(len(self.runners))

@@ -70,18 +70,18 @@ def test_skewed_loads_become_even_while_the_ranks_serve(topology):
 
     def body(rank: int, group: ThreadGroup) -> list[int]:
         mlp = block.rank(topology, rank, group, placement)
-        balancer, work = ExpertBalancer([mlp], group, period=2), []
+        balancer, work = ExpertBalancer({7: mlp}, group, period=2), []
         for step in range(8):
             x = tokens(400, seed=100 * step + (0 if is_local else rank))
-            rows: list[int] = []
-            counting = [Counted(expert, rows) for expert in mlp.mlps]
-            mlp._experts = replace(mlp._experts, mlps=counting)
+            before = mlp.num_rows
             out = mlp(x)
-            mlp._experts = replace(mlp._experts, mlps=[counted.mlp for counted in counting])
             if not is_local and step in (0, 7):
                 torch.testing.assert_close(out[:20], block.reference(x[:20]), rtol=1e-5, atol=2e-6)
-            work.append(sum(rows))
+            work.append(mlp.num_rows - before)
             balancer.after_step()
+        (found,) = balancer.balances
+        assert found.layer == 7 and found.num_moves > 0
+        assert found.imbalance_at_start > 1.5 and found.imbalance <= 1.1
         return work
 
     work = torch.tensor(run_ranks(4, body))
@@ -90,21 +90,26 @@ def test_skewed_loads_become_even_while_the_ranks_serve(topology):
     assert max(imbalance[4:]) <= 1.15, imbalance
 
 
-class Counted:
-    def __init__(self, mlp: GatedMLP, rows: list[int]) -> None:
-        self.mlp = mlp
-        self.rows = rows
+def test_few_tokens_move_nothing():
+    """Chance alone would: 8 tokens on 32 experts."""
+    block, topology = Block.random(moe_spec(num_experts=32)), Topology(ep=2)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows.append(len(x))
-        return self.mlp(x)
+    def body(rank: int, group: ThreadGroup) -> None:
+        mlp = block.rank(topology, rank, group)
+        balancer = ExpertBalancer({0: mlp}, group)
+        mlp(tokens(4, seed=rank))
+        assert balancer.balance(0) is None
+        (found,) = balancer.balances
+        assert sum(found.loads) == 16 and found.num_moves == 0 and found.imbalance == found.imbalance_at_start
+
+    run_ranks(2, body)
 
 
 def test_a_layer_is_looked_at_every_period():
     block, topology = Block.random(moe_spec()), Topology(ep=2)
 
     def body(rank: int, group: ThreadGroup) -> list[int]:
-        layers = [block.rank(topology, rank, group) for _ in range(3)]
+        layers = {number: block.rank(topology, rank, group) for number in (0, 2, 5)}
         balancer = ExpertBalancer(layers, group, period=2)
         seen: list[int] = []
         balancer.balance = seen.append
