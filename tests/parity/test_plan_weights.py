@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_models import Storage, write_model
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import PackedWeight
@@ -159,6 +160,16 @@ def test_smollm2(smollm2, topology, options):
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
 def test_small_models(folder, topology, options):
     check(folder, topology, **options)
+
+
+@pytest.mark.parametrize(
+    "storage", [Storage.Q4_0, Storage.Q8_0, Storage.Q4_K, Storage.Q6_K], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize("quantization", ["auto", "int8", "none"])
+def test_stored_blocks(tmp_path, storage, quantization):
+    path = write_model(tmp_path / "model.gguf", {"": storage, "ffn_up": Storage.F16, "attn_v": Storage.Q6_K})
+    check(path, Topology(), quantization=quantization)
+    check(path, Topology(pp=2), quantization=quantization)
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "deepseek_v3"])
