@@ -20,7 +20,18 @@ DESCRIBED: tuple[Architecture, ...] = (
     "deepseek_v3",
 )
 """The families whose configuration is understood. The decoder runs them all."""
-IN_GGUF: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+IN_GGUF: tuple[Architecture, ...] = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+)
 """Those that are read from GGUF files too."""
 
 QK_NORM: tuple[Architecture, ...] = ("qwen3", "gemma3", "qwen3_moe", "olmoe")

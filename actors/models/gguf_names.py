@@ -1,4 +1,4 @@
-"""GGUF's names of tensors for Hugging Face's."""
+"""GGUF's names of tensors for Hugging Face's. A layer's experts are one stack, expert by expert."""
 
 from collections.abc import Container
 
@@ -19,11 +19,25 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 _SANDWICH_LAYER = _LAYER | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+_STACKS = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
 }
 
 
@@ -33,10 +47,21 @@ def has_sandwich_norms(stored: Container[str]) -> bool:
 
 
 def gguf_name(name: str, *, sandwich: bool = False) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``. Raises KeyError for what GGUF has not."""
+    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; an expert's is that of the stack it is in.
+
+    Raises KeyError for what GGUF has not.
+    """
     module, _, kind = name.rpartition(".")
     if module in _TOP:
         return f"{_TOP[module]}.{kind}"
     _, _, layer, part = module.split(".", 3)
+    if expert_index(name) is not None:
+        return f"blk.{layer}.{_STACKS[part.rpartition('.')[2]]}.{kind}"
     names = _SANDWICH_LAYER if sandwich else _LAYER
     return f"blk.{layer}.{names[part]}.{kind}"
+
+
+def expert_index(name: str) -> int | None:
+    """Which of its layer's experts a tensor is of; None if it is no routed expert's."""
+    _, _, routed = name.partition(".experts.")
+    return int(routed.partition(".")[0]) if routed else None

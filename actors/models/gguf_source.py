@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.errors import ModelLoadError
 from ...router.gguf_metadata import read_gguf_header
-from .gguf_names import gguf_name, has_sandwich_norms
+from .gguf_names import expert_index, gguf_name, has_sandwich_norms
 from .tensors import Part, Shape, slices
 
 _READABLE = (
@@ -27,6 +27,8 @@ _READABLE = (
 )
 _FLOATS = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
 _PERMUTED = ("attn_q.", "attn_k.")
+_ROW = "shared_expert_gate.weight"
+"""Files hold this matrix of one row as a vector."""
 
 
 class GgufSource:
@@ -57,14 +59,17 @@ class GgufSource:
 
     def shape(self, name: str) -> Shape | None:
         """See ``WeightSource.shape``."""
-        tensor = self._tensors.get(self._stored(name))
-        return None if tensor is None else tensor.shape
+        if self._stored(name) not in self._tensors:
+            return None
+        shape, expert = self._tensors[self._stored(name)].shape, expert_index(name)
+        if expert is not None:
+            return shape[1:] if expert < shape[0] else None
+        return (1, *shape) if name.endswith(_ROW) and len(shape) == 1 else shape
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See ``WeightSource.read``."""
         self.block_type(name)
-        stored = self._stored(name)
-        return self._in_our_order(torch.from_numpy(self._values(stored, part)), stored)
+        return self._in_our_order(torch.from_numpy(self._values(name, part)), self._stored(name))
 
     def block_type(self, name: str) -> int | None:
         """See ``WeightSource.block_type``. Raises ModelLoadError for a format that cannot be read."""
@@ -78,22 +83,22 @@ class GgufSource:
 
     def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """See ``WeightSource.read_blocks``."""
-        stored = self._stored(name)
-        blocks = self._bytes(stored, part or self._whole(stored))
-        return None if blocks is None else self._in_our_order(torch.from_numpy(blocks.copy()), stored)
+        blocks = self._bytes(name, part or self._whole(name))
+        return None if blocks is None else self._in_our_order(torch.from_numpy(blocks.copy()), self._stored(name))
 
-    def _values(self, stored: str, part: Part | None) -> numpy.ndarray:
+    def _values(self, name: str, part: Part | None) -> numpy.ndarray:
         """Values of a part as floats, writable."""
-        whole, storage = self._whole(stored), Storage(self._tensors[stored].storage)
+        whole, storage = self._whole(name), Storage(self._tensors[self._stored(name)].storage)
         part = part or whole
-        data, inner = self._bytes(stored, part), ()
+        data, inner = self._bytes(name, part), ()
         if data is None:
-            data, inner = self._bytes(stored, (*part[:-1], whole[-1])), slices(part[-1:])
+            data, inner = self._bytes(name, (*part[:-1], whole[-1])), slices(part[-1:])
         values = gguf.dequantize(numpy.ascontiguousarray(data), storage)
         return numpy.require(values[(..., *inner)], requirements=["C", "W"])
 
-    def _bytes(self, stored: str, part: Part) -> numpy.ndarray | None:
+    def _bytes(self, name: str, part: Part) -> numpy.ndarray | None:
         """[..., bytes of a row] uint8, a view of the file; None if the part tears blocks."""
+        stored, expert = self._stored(name), expert_index(name)
         tensor = self._tensors[stored]
         storage = Storage(tensor.storage)
         block, block_bytes = gguf.GGML_QUANT_SIZES[storage]
@@ -105,10 +110,14 @@ class GgufSource:
         if columns.start % block or columns.stop % block:
             return None
         inner = slice(columns.start // block * block_bytes, columns.stop // block * block_bytes)
+        if expert is not None:
+            data, rows = data.reshape(rows)[expert], rows[1:]
+        elif len(part) > len(rows):
+            rows = (1, *rows)
         return data.reshape(rows)[(*slices(part[:-1]), inner)]
 
-    def _whole(self, stored: str) -> Part:
-        return tuple(map(range, self._tensors[stored].shape))
+    def _whole(self, name: str) -> Part:
+        return tuple(map(range, self.shape(name) or ()))
 
     def _in_our_order(self, weight: torch.Tensor, stored: str) -> torch.Tensor:
         """Rows of a head as halves: the converter of llama files interleaves them for ggml's rotary kernel."""

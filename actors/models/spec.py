@@ -40,7 +40,7 @@ def stored_format(path: Path) -> str:
     if not is_gguf(path):
         return ""
     layers = [tensor for name, tensor in read_gguf_header(path).tensors.items() if name.startswith("blk.")]
-    kinds = Counter(tensor.storage for tensor in layers if len(tensor.shape) == 2)
+    kinds = Counter(tensor.storage for tensor in layers if len(tensor.shape) > 1)
     (kind, _), *_ = kinds.most_common(1)
     return "" if kind in _FLOATS else Storage(kind).name.lower()
 
