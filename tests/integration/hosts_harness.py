@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -51,7 +50,7 @@ def why_no_hosts() -> str | None:
     if missing:
         return f"hosts need {' and '.join(missing)} (Debian: iproute2, util-linux)"
     tried = subprocess.run(
-        ["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "true"], capture_output=True
+        ["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False
     )
     return f"no namespaces here: {tried.stderr.decode().strip()}" if tried.returncode else None
 
@@ -195,26 +194,16 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def ray_hosts(num_cpus: Sequence[int]) -> Iterator[Lan]:
-    """A Ray cluster with a host for each number; the first is the head. pytest shows their logs if anything fails."""
+    """A Ray cluster with a host for each number; the first is the head."""
     # Ray's sockets live there: their paths must be short.
     scratch = Path(tempfile.mkdtemp(prefix="wrh", dir="/tmp"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         lan = Lan(scratch, stack)
-        try:
-            for amount in num_cpus:
-                lan.add_host().start_ray(lan.hosts[0], num_cpus=amount)
-                if len(lan.hosts) == 1:
-                    wait_until(lambda: lan.hosts[0].processes("gcs_server"), 120.0)
-            for host in lan.hosts:
-                wait_until(lambda host=host: host.processes("raylet/raylet"), 120.0)
-            yield lan
-        finally:
-            for host in lan.hosts:
-                for log in host.logs:
-                    print(f"--- {log.relative_to(scratch)}", log.read_text()[-4000:], sep="\n")
-
-
-def seconds_since(moment: float) -> str:
-    """For what tests print."""
-    return f"{time.time() - moment:.1f} s"
+        for amount in num_cpus:
+            lan.add_host().start_ray(lan.hosts[0], num_cpus=amount)
+            if len(lan.hosts) == 1:
+                wait_until(lambda: bool(lan.hosts[0].processes("gcs_server")), 120.0)
+        for host in lan.hosts:
+            wait_until(lambda host=host: bool(host.processes("raylet/raylet")), 120.0, host.logs[0].read_text)
+        yield lan

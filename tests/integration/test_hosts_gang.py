@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 
-from .cluster_harness import wait_until
 from .hosts_harness import GCS_PORT, Host, HostProcess, Lan, ray_hosts, why_no_hosts
 
 pytestmark = [
@@ -93,7 +92,7 @@ def test_a_gang_over_hosts_is_lost_whole_and_built_anew(lan: Lan, leader: Leader
     ranks = leader.ranks()
     assert [host.name for host, _ in ranks] in (["host2"] * 2 + ["host3"] * 2, ["host3"] * 2 + ["host2"] * 2)
 
-    last, process = ranks[-1]
+    _, process = ranks[-1]
     began = time.time()
     os.kill(process.pid, signal.SIGKILL)
     check_lost("rank killed", began, leader, ranks, print_it)

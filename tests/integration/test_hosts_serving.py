@@ -1,0 +1,158 @@
+"""Two replicas, each a gang over hosts, behind one endpoint: what clients meet while something fails."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import small_tokenizers
+import torch
+import transformers
+
+from .cluster_harness import wait_until
+from .hosts_harness import Host, Lan, ray_hosts, why_no_hosts
+from .hosts_serving import MODEL, START_S, Gang, Served, serve_over
+from .hosts_traffic import Traffic, counted
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.hosts,
+    pytest.mark.cluster,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts())),
+]
+
+FLAGS = [
+    *("--num-replicas", "2", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
+    *("--threads-per-replica", "4", "--num-kv-blocks", "200", "--max-num-seqs", "16", "--dtype", "float32"),
+    *("--num-ingress", "3", "--step-timeout", "60"),
+]
+CUT_S = 30.0
+HANG_S = 60.0
+"""A request that takes longer has hung, even on a machine that does much else."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = small_tokenizers.byte_level()
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_dict()["tokenizer"])
+    (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer.special_tokens)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lan() -> Iterator[Lan]:
+    # Two of them have room for both replicas.
+    with ray_hosts([4, 4, 4]) as lan:
+        yield lan
+
+
+@pytest.fixture(scope="module")
+def served(lan: Lan, model: Path) -> Iterator[Served]:
+    with serve_over(lan, model, FLAGS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def traffic(served: Served) -> Iterator[Traffic]:
+    traffic = Traffic(served.url, MODEL)
+    yield traffic
+    traffic.close()
+
+
+@pytest.fixture
+def say(capsys) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print(text, flush=True)
+
+    return say
+
+
+def test_a_rank_is_killed(served: Served, traffic: Traffic, say):
+    gangs = served.wait_for(2)
+    say(f"gangs on {[gang.hosts for gang in gangs]}")
+    assert any(len(gang.hosts) == 2 for gang in gangs)
+    victim, host = off_the_head(served, gangs)
+    pid = next(pid for place, pid in victim.ranks if place is host)
+    began = time.time()
+    os.kill(host.process(pid).pid, signal.SIGKILL)
+    check_recovery("rank killed", served, traffic, victim, began, say)
+
+
+def test_a_raylet_is_killed(served: Served, traffic: Traffic, say):
+    victim, host = off_the_head(served, served.wait_for(2))
+    began = time.time()
+    os.kill(host.raylet().pid, signal.SIGKILL)
+    check_recovery("raylet killed", served, traffic, victim, began, say)
+
+
+def test_a_leader_is_killed(served: Served, traffic: Traffic, say):
+    # With all nodes back the gang that follows leaves one of them to the other.
+    wait_until(lambda: served.ray_state()["nodes"] == 3, START_S)
+    victim = served.wait_for(2)[0]
+    began = time.time()
+    os.kill(served.leader(victim).pid, signal.SIGKILL)
+    check_recovery("leader killed", served, traffic, victim, began, say)
+
+
+def test_a_link_is_cut(lan: Lan, served: Served, traffic: Traffic, say):
+    victim, host = off_the_head(served, served.wait_for(2))
+    began = time.time()
+    lan.cut(host)
+    try:
+        check_recovery("link cut", served, traffic, victim, began, say)
+    finally:
+        time.sleep(max(0.0, began + CUT_S - time.time()))
+        lan.mend(host)
+    mended = time.time()
+    wait_until(lambda: served.rank_processes() == ranks_of(served.wait_for(2)), START_S)
+    say(f"link mended: {counted(traffic.between(mended, time.time()))}")
+
+
+def off_the_head(served: Served, gangs: list[Gang]) -> tuple[Gang, Host]:
+    """A host with ranks of only one gang, without which the cluster goes on, and that gang."""
+    for host in served.lan.hosts[1:]:
+        there = [gang for gang in gangs if host.name in gang.hosts]
+        if len(there) == 1:
+            return there[0], host
+    raise AssertionError(f"every host has ranks of both gangs: {[gang.hosts for gang in gangs]}")
+
+
+def check_recovery(
+    fault: str, served: Served, traffic: Traffic, victim: Gang, began: float, say: Callable[[str], None]
+) -> None:
+    """Another gang took the place of the one that broke, and the clients met nothing worse than a 503."""
+    gangs = served.wait_for(2, gone=victim.replica)
+    recovered = time.time()
+    answers = traffic.between(began, recovered)
+    say(f"{fault}: two replicas again after {recovered - began:.1f} s, on {[gang.hosts for gang in gangs]}")
+    say(f"{fault}: {counted(answers)}")
+    assert max(gang.epoch for gang in gangs) > victim.epoch
+    wait_until(lambda: served.rank_processes() == ranks_of(served.gangs()), 60.0, served.rank_processes)
+    say(f"{fault}: no rank left over, {time.time() - began:.1f} s after it")
+    assert served.ray_state()["groups"] == ["CREATED", "CREATED"]
+    assert all(answer.ended - answer.began < HANG_S for answer in answers)
+    others = [answer for answer in answers if answer.began > began and answer.outcome == "ok"]
+    assert {answer.replica for answer in others} - {victim.replica}, "nobody was served meanwhile"
+
+
+def ranks_of(gangs: list[Gang]) -> set[tuple[str, int]]:
+    return {(host.name, pid) for gang in gangs for host, pid in gang.ranks}
