@@ -32,7 +32,7 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         num_replicas=config.deploy.num_replicas,
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
-        **_resources(config),
+        **replica_resources(config),
         request_router_config={
             "request_router_class": REQUEST_ROUTER,
             "request_router_kwargs": {"policy": config.routing.routing_policy},
@@ -73,8 +73,8 @@ def gang_bundles(config: WarmrootConfig) -> list[dict[str, float]]:
     return stage_bundles(topology, rank)
 
 
-def _resources(config: WarmrootConfig) -> dict[str, Any]:
-    """Of a replica: its own where it computes, a placement group for its gang where it only leads."""
+def replica_resources(config: WarmrootConfig) -> dict[str, Any]:
+    """Options of the deployment: what a replica takes, or a placement group for the gang that it only leads."""
     topology, labels = config.parallel.topology(), config.deploy.label_selector
     if topology.world_size == 1:
         options = {"num_cpus": replica_threads(config), "num_gpus": _gpus()}

@@ -70,6 +70,10 @@ async def test_shared_prefix(cluster: Cluster):
     assert all(found > 80 for found, _ in others)
 
 
+async def test_parallel(cluster: Cluster):
+    assert "The capital of France is" in await run(cluster, "parallel.py")
+
+
 def test_every_example_is_run():
     source = Path(__file__).read_text()
     assert all(f'"{example.name}"' in source for example in EXAMPLES.glob("*.py"))

@@ -129,6 +129,22 @@ def test_a_bad_prompt_stops_the_batch_and_nothing_more(llm):
     assert len(llm.generate(["hello"], GREEDY)[0].completions[0].token_ids) == 8
 
 
+@pytest.mark.parametrize("keys", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_model_cut_over_processes_says_the_same(folder, llm, keys):
+    whole = [output.completions[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    with LLM(folder, dtype="float32", num_kv_blocks=200, max_num_seqs=4, num_threads=2, **keys) as gang:
+        assert [output.completions[0].token_ids for output in gang.generate(PROMPTS, GREEDY)] == whole
+
+
+def test_impossible_cuts_are_refused_before_a_process_starts(folder):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: 3 ranks.*1, 2, 4 fit"):
+        LLM(folder, tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size: 3 stages .* at most 2 fit"):
+        LLM(folder, pipeline_parallel_size=3)
+    with pytest.raises(ConfigError, match="has no experts"):
+        LLM(folder, tensor_parallel_size=2, enable_expert_parallel=True)
+
+
 def test_wrong_settings(folder):
     with pytest.raises(ConfigError, match="max_num_seq"):
         LLM(folder, max_num_seq=3)
