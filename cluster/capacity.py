@@ -5,7 +5,6 @@ Pure arithmetic over ParallelLayout and KvLayout; sizes in bytes, per rank unles
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from .errors import ConfigError
@@ -17,7 +16,7 @@ from .topology import Topology
 from .weight_formats import KeptWeights, WeightFormat
 
 MOST_TP = 8
-"""``smallest_fit`` asks for no more ranks on one node."""
+"""``smallest_fit`` asks for no more ranks of a stage, which share a node."""
 MOST_STAGES = 8
 
 
@@ -65,7 +64,7 @@ class RankPlan:
         return max(0, self.kv_bytes // self.page_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
     """What one replica needs. One block table serves all ranks, so the rank with the fewest pages decides."""
 
@@ -74,7 +73,7 @@ class CapacityPlan:
     ranks: tuple[RankPlan, ...]
     pages: KvLayout
 
-    @cached_property
+    @property
     def tightest(self) -> RankPlan:
         """The rank that allows the fewest pages, among equals the one that lacks the most memory."""
         return min(self.ranks, key=lambda rank: (rank.num_blocks, -self._missing(rank), rank.kv_bytes))
@@ -90,13 +89,13 @@ class CapacityPlan:
         each = self._usable // self.pages.sequence_blocks(self.needs.max_model_len)
         return each * self.layout.topology.attention_dp
 
-    @cached_property
+    @property
     def max_cached_tokens(self) -> int:
         """Longest single sequence, if no other runs (up to ``max_model_len``)."""
-        low, high = 0, self.needs.max_model_len
+        usable, low, high = self._usable, 0, self.needs.max_model_len
         while low < high:  # by bisection: pages never shrink as it grows
             middle = (low + high + 1) // 2
-            if self.pages.sequence_blocks(middle) <= self._usable:
+            if self.pages.sequence_blocks(middle) <= usable:
                 low = middle
             else:
                 high = middle - 1

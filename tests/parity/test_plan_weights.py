@@ -1,4 +1,4 @@
-"""Bytes of weights as ``warmroot plan`` predicts them, against what loading keeps."""
+"""Bytes of weights and of KV pages as ``warmroot plan`` predicts them, against what loading keeps."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf_models import Storage, write_model
 
+from warmroot.actors.attention.kv_memory import KvMemory
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import PackedWeight
 from warmroot.actors.layers.latent_attention import LatentSelfAttention
@@ -17,13 +18,16 @@ from warmroot.actors.models.loader import load_model
 from warmroot.actors.models.source import resolve_model
 from warmroot.actors.models.spec import read_spec, unit_format
 from warmroot.actors.parallel.shard import Shard
+from warmroot.actors.runner.memory import page_bytes
+from warmroot.cluster.capacity import CapacityPlan, Needs, plan_capacity
 from warmroot.cluster.config import ModelConfig
 from warmroot.cluster.errors import ModelLoadError
+from warmroot.cluster.kv_formats import KV_FORMATS
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.topology import Topology
 from warmroot.deploy.cli.plan import kept_weights
 
-from .conftest import Family
+from .conftest import MIXED, Family
 
 pytestmark = pytest.mark.skipif(native() is None, reason="weights are packed by the native kernels")
 
@@ -46,6 +50,10 @@ FAMILIES = {
             "shared_expert_intermediate_size": 96,
             "mlp_only_layers": [1],
         },
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        SIZES | {"head_dim": 16, "sliding_window": 16, "num_hidden_layers": 5, "layer_types": MIXED},
     ),
     "mixtral": Family("MixtralForCausalLM", SIZES | {"num_local_experts": 8}),
     "deepseek_v3": Family(
@@ -126,6 +134,8 @@ def check(path, topology: Topology, *, redundant: int = 0, **options: str) -> No
     weights = unit_format(path, config.quantization)
     layout = ParallelLayout.of(spec, topology, num_redundant_experts=redundant, weights=weights)
     kept = kept_weights(config, path, spec, "cpu")
+    needs = Needs(memory_bytes=10**9, weights=kept, kv_format=KV_FORMATS["fp16"], max_model_len=spec.max_position)
+    plan = plan_capacity(layout, needs)
     alone = Shard.whole(spec).groups
     for rank in layout.ranks:
         decoder = load_model(
@@ -137,6 +147,16 @@ def check(path, topology: Topology, *, redundant: int = 0, **options: str) -> No
         )
         assert rank.weight_bytes(kept) == kept_bytes(decoder), rank.place
         assert decoder.weights_format == kept.name
+        check_pages(decoder, plan)
+
+
+def check_pages(decoder: Decoder, plan: CapacityPlan) -> None:
+    rank, dtype = plan.ranks[decoder.own.place.rank], torch.float16
+    layout = plan.pages.stage(decoder.own.layers)
+    assert rank.page_bytes == page_bytes(decoder.spec, layout, dtype)
+    spec, cpu = decoder.spec, torch.device("cpu")
+    memory = KvMemory.allocate(layout, 3, spec.cache_heads, spec.cache_dim, dtype, cpu, decoder.backend)
+    assert 3 * rank.page_bytes == sum(pages.nbytes for pages in (*memory.keys, *memory.values))
 
 
 @pytest.mark.model

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from layout_models import LLAMA_70B, MOE, OLMOE, SPECS, layout
+from layout_models import LLAMA_70B, MOE, OLMOE, SPECS, layout, model
 
 from warmroot.cluster.step_traffic import (
     Transfer,
@@ -37,6 +37,18 @@ def test_tensor_parallel_ranks_reduce_twice_a_layer():
     assert found["mlp"].sent_bytes == 80 * hidden * 2 * 3 / 4
     assert found["logits"].sent_bytes == 3 * 32064 * 4
     assert "logits" not in traffic(cut, 0)
+
+
+def test_parts_of_the_vocabulary_are_gathered_as_wide_as_the_widest():
+    cut = layout(model(vocab_size=101), tp=4)
+    assert [len(rank.cuts["vocab"]) for rank in cut.ranks] == [26, 25, 25, 25]
+    assert {traffic(cut, rank)["logits"].payload for rank in (1, 2, 3)} == {3 * 26 * 4}
+
+
+def test_bytes_per_step_and_layer():
+    found = traffic(layout(LLAMA_70B, tp=2, pp=2), 3)
+    assert (found["mlp"].layer_bytes, found["mlp"].step_bytes) == (10 * 8192 * 2, 39 * 10 * 8192 * 2)
+    assert (found["logits"].layer_bytes, found["logits"].step_bytes) == (None, 3 * 64128 * 4)
 
 
 def test_stages_hand_hidden_states_on():
