@@ -1,6 +1,7 @@
 """What a gang runs, where its ranks meet, and what each of them reports once it is ready."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...cluster.expert_balance import ExpertBalance
@@ -9,6 +10,7 @@ from ...cluster.parallel_layout import ParallelLayout
 from ...cluster.topology import Topology
 from ..models.spec import read_spec, unit_format
 from ..runner.load import KvMemoryConfig
+from .traffic import Kind
 
 StoreAddress = tuple[str, int]
 """Host and port of the store that rank 0 serves."""
@@ -83,6 +85,15 @@ class RankTimes:
     """With a plan, but waiting for the stage before."""
     busy_s: float
     """In its own layers, sums with its tensor-parallel peers included."""
+    communication_s: float = 0.0
+    """Of that, in operations with other ranks: sums, gathers, exchanges of tokens, hidden states handed on."""
+    control_s: float = 0.0
+    """Taking in plans and answering."""
+    cpu_s: float = 0.0
+    """Processor time of the whole process, since it started."""
+    num_bytes: Mapping[Kind, int] = field(default_factory=dict[Kind, int])
+    """Payload that it has put into each kind of operation."""
+    num_calls: Mapping[Kind, int] = field(default_factory=dict[Kind, int])
     expert_rows: int = 0
     """Rows that its experts have computed, in all layers: a token has one for each of its experts that is here."""
     experts: tuple[ExpertBalance, ...] = ()

@@ -55,6 +55,8 @@ class RankLoop:
         self.idle_s = 0.0
         """Waiting for plans."""
         self.step_s = 0.0
+        self.model_s = 0.0
+        """Of that, in the model, and in what follows the answer."""
         self._runner = runner
         self._receiver = receiver
         self._samples = samples
@@ -72,15 +74,19 @@ class RankLoop:
             if not self._samples:
                 self._runner.learn(delivery.sampled)
             self._expect_steps(delivery.plan)
+            ready = time.perf_counter()
             self._runner.submit(delivery.plan)
             result = self._runner.result()
             if self._idle is not None and not delivery.plan.num_tokens:
                 self._idle()
+            computed = time.perf_counter()
             if self._samples or result.error is not None:
                 self._receiver.reply(result)
+            answered = time.perf_counter()
             if self._after_step is not None:
                 self._after_step()
             done = time.perf_counter()
+            self.model_s += computed - ready + done - answered
             self.step_s += done - began
             self.num_steps += 1
 
@@ -205,14 +211,19 @@ class Rank:
         loop = self._loop
         if loop is None:
             return RankTimes(rank=self._rank, num_steps=0, idle_s=0.0, bubble_s=0.0, busy_s=0.0)
-        bubble_s, balancer = self._stage.waited_s, self._balancer
+        bubble_s, balancer, traffic = self._stage.waited_s, self._balancer, self._groups.traffic
         is_first = self._rank % self._config.topology.stage_size == 0
         return RankTimes(
             rank=self._rank,
             num_steps=loop.num_steps,
             idle_s=loop.idle_s,
             bubble_s=bubble_s,
-            busy_s=loop.step_s - bubble_s,
+            busy_s=loop.model_s - bubble_s,
+            communication_s=sum(traffic.seconds.values()),
+            control_s=loop.step_s - loop.model_s,
+            cpu_s=time.process_time(),
+            num_bytes=dict(traffic.num_bytes),
+            num_calls=dict(traffic.num_calls),
             expert_rows=sum(mlp.num_rows for mlp in self._stage.decoder.sparse_mlps.values()),
             experts=() if balancer is None or not is_first else balancer.balances,
         )

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 from ctypes import byref, c_int32, c_int64, c_void_p
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from ...cluster.errors import EngineError, RankLostError
 from ..kernels.library import NativeLibrary
 from .collectives import Collectives, Pending
-from .traffic import Traffic
+from .traffic import Kind, Traffic
 
 SLOT_BYTES = 2**20
 """What a rank contributes at a time; larger tensors go in several turns."""
@@ -33,7 +34,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 def can_share_memory(library: NativeLibrary | None) -> bool:
     """Whether this platform and ``library`` have what it needs."""
-    return library is not None and hasattr(os, "memfd_create") and hasattr(library.functions, "wr_shm_open")
+    return library is not None and hasattr(os, "memfd_create") and hasattr(library.functions, "wr_shm_spent_ns")
 
 
 class SharedMemoryGroup:
@@ -61,6 +62,7 @@ class SharedMemoryGroup:
         self._names = names
         self._deadline_s = deadline_s
         self._functions = _prototypes(library)
+        self._spent_ns = 0
         self.handle: int | None = self._functions.wr_shm_open(
             fd, self.rank, self.size, slot_bytes, int(SPIN_S * 1e9), int(deadline_s * 1e9)
         )
@@ -84,17 +86,17 @@ class SharedMemoryGroup:
     def all_gather(self, x: Tensor) -> Tensor:
         """See ``Collectives``."""
         out = x.new_empty((self.size, *x.shape))
-        self._gather(x.contiguous(), out)
+        self._gather(x.contiguous(), out, x.nbytes)
         return out
 
     def gather(self, x: Tensor, dst: int) -> Tensor | None:
         """See ``Collectives``."""
         out = x.new_empty((self.size, *x.shape)) if self.rank == dst else None
-        self._gather(x.contiguous(), out)
+        self._gather(x.contiguous(), out, 0 if self.rank == dst else x.nbytes)
         return out
 
-    def _gather(self, x: Tensor, out: Tensor | None) -> None:
-        self.traffic.add("all_gather", x.nbytes)
+    def _gather(self, x: Tensor, out: Tensor | None, num_given: int) -> None:
+        self.traffic.add("all_gather", num_given)
         peer = c_int32()
         target = None if out is None else out.data_ptr()
         self._check(
@@ -150,7 +152,10 @@ class SharedMemoryGroup:
             raise RankLostError("this rank has left its group")
         return self.handle
 
-    def _check(self, operation: str, fault: int, peer: c_int32) -> None:
+    def _check(self, operation: Kind | Literal["barrier"], fault: int, peer: c_int32) -> None:
+        if operation != "barrier":
+            before, self._spent_ns = self._spent_ns, self._functions.wr_shm_spent_ns(self.open_handle())
+            self.traffic.spend(operation, (self._spent_ns - before) * 1e-9)
         if not fault:
             return
         name = self._names[peer.value]
@@ -226,6 +231,8 @@ def _prototypes(library: NativeLibrary) -> ctypes.CDLL:
     functions.wr_shm_open.restype = c_void_p
     functions.wr_shm_all_reduce.argtypes = [c_void_p, c_void_p, c_int64, c_int32, c_void_p]
     functions.wr_shm_all_gather.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
+    functions.wr_shm_spent_ns.argtypes = [c_void_p]
+    functions.wr_shm_spent_ns.restype = c_int64
     functions.wr_shm_close.argtypes = [c_void_p]
     functions.wr_shm_close.restype = None
     return functions

@@ -5,6 +5,7 @@ several groups and none that is global, only a group's members have to be there,
 machine's addresses to use.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -55,7 +56,8 @@ class TorchGroup:
         x, options = x.contiguous(), dist.GatherOptions()
         options.rootRank = dst
         parts = [] if out is None else [list(out.unbind(0))]
-        self._run("all_gather", x.nbytes, lambda: self._backend.gather(parts, [x], options)).wait()
+        num_given = 0 if self.rank == dst else x.nbytes
+        self._run("all_gather", num_given, lambda: self._backend.gather(parts, [x], options)).wait()
         return out
 
     def broadcast(self, x: Tensor, src: int) -> None:
@@ -75,7 +77,9 @@ class TorchGroup:
 
     def start_recv(self, x: Tensor, src: int) -> Pending:
         """See ``Collectives``."""
-        return self._run("hop", 0, lambda: self._backend.recv([x], src, 0), peer=src, keep=x)
+        return _Work(
+            self, "hop", src, self._guarded("hop", src, lambda: self._backend.recv([x], src, 0)), x, gives=False
+        )
 
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """See ``Collectives``."""
@@ -113,7 +117,14 @@ class TorchGroup:
         self, kind: Kind, num_bytes: int, start: Callable[[], Any], peer: int | None = None, keep: Any = None
     ) -> "_Work":
         self.traffic.add(kind, num_bytes)
-        return _Work(self, kind, peer, self._guarded(kind, peer, start), keep)
+        return _Work(self, kind, peer, self._timed(kind, peer, start), keep, gives=True)
+
+    def _timed(self, kind: Kind, peer: int | None, call: Callable[[], _T]) -> _T:
+        began = time.perf_counter()
+        try:
+            return self._guarded(kind, peer, call)
+        finally:
+            self.traffic.spend(kind, time.perf_counter() - began)
 
     def _guarded(self, operation: str, peer: int | None, call: Callable[[], _T]) -> _T:
         try:
@@ -127,16 +138,19 @@ class TorchGroup:
 class _Work:
     """``Pending`` of one of torch's operations; keeps its tensors alive."""
 
-    def __init__(self, group: TorchGroup, operation: str, peer: int | None, work: Any, keep: Any) -> None:
-        self._group = group
-        self._operation = operation
+    def __init__(
+        self, group: TorchGroup, operation: Kind, peer: int | None, work: Any, keep: Any, *, gives: bool
+    ) -> None:
+        """Unless it ``gives`` something to others, waiting for it is not counted as communication."""
+        self._call = group._timed if gives else group._guarded
+        self._operation: Kind = operation
         self._peer = peer
         self._work = work
         self._keep = keep
 
     def wait(self) -> None:
         """See ``Pending``."""
-        self._group._guarded(self._operation, self._peer, self._work.wait)
+        self._call(self._operation, self._peer, self._work.wait)
 
 
 def gloo_transport(address: str) -> Any:

@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing``."""
+"""``warmroot bench engine|curves|overhead|routing|parallel``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,6 +11,7 @@ BENCHES = {
     "curves": "tokens/s against batch, context, chunk and threads, as a plot",
     "overhead": "what HTTP, router and channel cost over the engine alone",
     "routing": "cached tokens and time to first token under each routing policy",
+    "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
 }
 
 

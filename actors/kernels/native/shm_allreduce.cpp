@@ -105,6 +105,7 @@ struct wr_shm_group {
     uint32_t turn = 0;
     int32_t fault = WR_SHM_OK;
     int32_t faulty_peer = -1;
+    int64_t spent_ns = 0;
 
     Post &post(int peer) const { return reinterpret_cast<Post *>(base)[peer]; }
     char *slot(int peer) const { return base + size * sizeof(Post) + (2 * peer + (turn & 1)) * slot_bytes; }
@@ -190,6 +191,14 @@ struct wr_shm_group {
         });
     }
 
+    template <typename Operation>
+    int32_t timed(Operation operation) {
+        const int64_t start = now_ns();
+        const int32_t outcome = operation();
+        spent_ns += now_ns() - start;
+        return outcome;
+    }
+
     template <typename Type>
     int32_t all_reduce(typename Type::Element *x, int64_t count, int32_t *peer) {
         const int64_t room = slot_bytes / static_cast<int64_t>(sizeof(*x));
@@ -240,16 +249,21 @@ extern "C" wr_shm_group *wr_shm_open(int32_t fd, int32_t rank, int32_t size, int
 }
 
 extern "C" int32_t wr_shm_all_reduce(wr_shm_group *group, void *x, int64_t count, int32_t type, int32_t *peer) {
-    switch (type) {
-        case WR_SHM_BFLOAT16: return group->all_reduce<BFloat16>(static_cast<wr::half_t *>(x), count, peer);
-        case WR_SHM_FLOAT16: return group->all_reduce<Float16>(static_cast<wr::half_t *>(x), count, peer);
-        default: return group->all_reduce<Float32>(static_cast<float *>(x), count, peer);
-    }
+    return group->timed([=] {
+        switch (type) {
+            case WR_SHM_BFLOAT16: return group->all_reduce<BFloat16>(static_cast<wr::half_t *>(x), count, peer);
+            case WR_SHM_FLOAT16: return group->all_reduce<Float16>(static_cast<wr::half_t *>(x), count, peer);
+            default: return group->all_reduce<Float32>(static_cast<float *>(x), count, peer);
+        }
+    });
 }
 
 extern "C" int32_t wr_shm_all_gather(wr_shm_group *group, const void *x, int64_t bytes, void *out, int32_t *peer) {
-    return group->all_gather(static_cast<const char *>(x), bytes, static_cast<char *>(out), peer);
+    return group->timed(
+        [=] { return group->all_gather(static_cast<const char *>(x), bytes, static_cast<char *>(out), peer); });
 }
+
+extern "C" int64_t wr_shm_spent_ns(const wr_shm_group *group) { return group->spent_ns; }
 
 extern "C" void wr_shm_close(wr_shm_group *group) {
     Post &mine = group->post(group->rank);

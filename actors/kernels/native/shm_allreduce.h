@@ -35,6 +35,9 @@ int32_t wr_shm_all_reduce(wr_shm_group *group, void *x, int64_t count, int32_t t
 // out[size][bytes] gets the `bytes` at x of every rank, in the order of the ranks; NULL: only give, take nothing.
 int32_t wr_shm_all_gather(wr_shm_group *group, const void *x, int64_t bytes, void *out, int32_t *peer);
 
+// Nanoseconds that this rank has spent in the operations of the group, waiting for others included.
+int64_t wr_shm_spent_ns(const wr_shm_group *group);
+
 // Leaves: peers that wait for this rank learn it at once.
 void wr_shm_close(wr_shm_group *group);
 
