@@ -5,6 +5,5 @@ Pure: dictionaries in, ``ModelSpec`` out. What a family's configuration leaves u
 
 from .model_config_gguf import spec_from_gguf
 from .model_config_hf import spec_from_hf
-from .model_families import DESCRIBED, IN_GGUF
 
-__all__ = ["DESCRIBED", "IN_GGUF", "spec_from_gguf", "spec_from_hf"]
+__all__ = ["spec_from_gguf", "spec_from_hf"]

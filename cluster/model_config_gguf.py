@@ -8,7 +8,7 @@ from typing import Any, cast
 from .errors import ModelLoadError
 from .model_config_moe import gguf_family, gguf_mla, gguf_mla_query_scale, gguf_moe
 from .model_config_values import ROPE_SCALINGS, read_size, stretched_context, token_ids
-from .model_families import IN_GGUF, QK_NORM, unsupported
+from .model_families import QK_NORM, unsupported
 from .model_spec import Architecture as Family
 from .model_spec import ModelSpec, RopeSpec
 
@@ -28,15 +28,13 @@ _GGUF_FAMILIES: dict[Family, str] = {
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
-def spec_from_gguf(
-    metadata: Mapping[str, Any], tensors: Collection[str] = (), *, families: Collection[Family] = IN_GGUF
-) -> ModelSpec:
+def spec_from_gguf(metadata: Mapping[str, Any], tensors: Collection[str] = ()) -> ModelSpec:
     """Read GGUF key-value pairs; the file's tensor names tell of biases and an untied head.
 
-    Mistral comes as ``llama``: GGUF files carry no window for it. Raises ModelLoadError for an architecture outside
-    ``families``, for a rope scaling that is not supported, and for a size that is missing.
+    Mistral comes as ``llama``: GGUF files carry no window for it. Raises ModelLoadError for an architecture or rope
+    scaling that is not supported, and for a size that is missing.
     """
-    family, values = _gguf_family(metadata, families)
+    family, values = _gguf_family(metadata)
     hidden, heads = read_size(values, "embedding_length"), read_size(values, "attention.head_count")
     mla = gguf_mla(family, values)
     head_dim = int(values.get("attention.key_length") or hidden // heads)
@@ -87,17 +85,16 @@ def spec_from_gguf(
     )
 
 
-def _gguf_family(metadata: Mapping[str, Any], families: Collection[Family]) -> tuple[Family, dict[str, Any]]:
+def _gguf_family(metadata: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     """The family, and its keys without their prefix."""
     architecture = str(metadata.get("general.architecture") or "")
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     name = gguf_family(architecture, values)
     for family in _GGUF_FAMILIES:
-        if family == name and family in families:
+        if family == name:
             return family, values
-    supported = [words for family, words in _GGUF_FAMILIES.items() if family in families]
-    raise unsupported("llama with experts" if name == "mixtral" else architecture, supported)
+    raise unsupported(architecture, _GGUF_FAMILIES.values())
 
 
 def _gguf_ends(metadata: Mapping[str, Any], vocab: Sequence[str]) -> tuple[int, ...]:

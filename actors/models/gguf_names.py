@@ -15,6 +15,14 @@ _LAYER = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -25,6 +33,9 @@ _LAYER = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 _SANDWICH_LAYER = _LAYER | {
     "post_attention_layernorm": "post_attention_norm",
@@ -52,6 +63,8 @@ def gguf_name(name: str, *, sandwich: bool = False) -> str:
     Raises KeyError for what GGUF has not.
     """
     module, _, kind = name.rpartition(".")
+    if kind == "e_score_correction_bias":
+        return f"blk.{module.split('.')[2]}.exp_probs_b.bias"
     if module in _TOP:
         return f"{_TOP[module]}.{kind}"
     _, _, layer, part = module.split(".", 3)
@@ -59,6 +72,15 @@ def gguf_name(name: str, *, sandwich: bool = False) -> str:
         return f"blk.{layer}.{_STACKS[part.rpartition('.')[2]]}.{kind}"
     names = _SANDWICH_LAYER if sandwich else _LAYER
     return f"blk.{layer}.{names[part]}.{kind}"
+
+
+def latent_halves(name: str) -> tuple[str, str] | None:
+    """What newer files hold instead of MLA's ``kv_b_proj``; None for the name of another tensor.
+
+    Keys [heads, kv_lora_rank, qk_nope_head_dim] and values [heads, v_head_dim, kv_lora_rank].
+    """
+    prefix, found, kind = name.partition(".kv_b_proj.")
+    return (f"{prefix}.k_b_proj.{kind}", f"{prefix}.v_b_proj.{kind}") if found else None
 
 
 def expert_index(name: str) -> int | None:

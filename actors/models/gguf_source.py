@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.errors import ModelLoadError
 from ...router.gguf_metadata import read_gguf_header
-from .gguf_names import expert_index, gguf_name, has_sandwich_norms
+from .gguf_names import expert_index, gguf_name, has_sandwich_norms, latent_halves
 from .tensors import Part, Shape, slices
 
 _READABLE = (
@@ -46,7 +46,7 @@ class GgufSource:
     @property
     def dtype(self) -> torch.dtype:
         """See ``WeightSource.dtype``."""
-        return _FLOATS.get(Storage(self._tensors["blk.0.attn_q.weight"].storage), torch.float16)
+        return _FLOATS.get(Storage(self._tensors["blk.0.attn_output.weight"].storage), torch.float16)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -59,6 +59,9 @@ class GgufSource:
 
     def shape(self, name: str) -> Shape | None:
         """See ``WeightSource.shape``."""
+        if (halves := self._split(name)) is not None:
+            (heads, rank, keys), (_, values, _) = (self._tensors[self._stored(half)].shape for half in halves)
+            return heads * (keys + values), rank
         if self._stored(name) not in self._tensors:
             return None
         shape, expert = self._tensors[self._stored(name)].shape, expert_index(name)
@@ -68,6 +71,10 @@ class GgufSource:
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See ``WeightSource.read``."""
+        if (halves := self._split(name)) is not None:
+            keys, values = map(self.read, halves)
+            whole = torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+            return whole if part is None else whole[slices(part)]
         self.block_type(name)
         return self._in_our_order(torch.from_numpy(self._values(name, part)), self._stored(name))
 
@@ -132,6 +139,12 @@ class GgufSource:
 
     def _field(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(key, default)
+
+    def _split(self, name: str) -> tuple[str, str] | None:
+        """The two tensors in which the file holds this one, if it does so."""
+        halves = latent_halves(name)
+        is_split = halves is not None and all(self._stored(half) in self._tensors for half in halves)
+        return halves if is_split else None
 
     def _stored(self, name: str) -> str:
         return gguf_name(name, sandwich=self._sandwich)

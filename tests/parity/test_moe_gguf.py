@@ -24,15 +24,50 @@ STORED = NAMES | {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "exp_probs_b": "exp_probs_b",
 }
 # Rows of whole blocks of 32.
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 EXPERTS = SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.7,
+        "original_max_position_embeddings": 32,
+    },
+}
 FAMILIES = {
     "llama": Family("MixtralForCausalLM", SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen2moe": Family("Qwen2MoeForCausalLM", EXPERTS | {"shared_expert_intermediate_size": 64}),
     "qwen3moe": Family("Qwen3MoeForCausalLM", EXPERTS | {"norm_topk_prob": True, "head_dim": 32}),
     "olmoe": Family("OlmoeForCausalLM", SIZES | {"num_experts": 6, "num_experts_per_tok": 2}),
+    "deepseek2": Family("DeepseekV2ForCausalLM", EXPERTS | LATENT | {"q_lora_rank": None}),
+    "deepseek2 with sigmoid": Family(
+        "DeepseekV3ForCausalLM",
+        EXPERTS | LATENT | {"q_lora_rank": 32, "n_group": 3, "topk_group": 2, "num_mtp_layers": 0},
+    ),
 }
 TOKENS = torch.randint(4, 256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -54,6 +89,13 @@ def stored_tensors(model) -> dict[str, np.ndarray]:
             gates, ups = np.split(array, 2, axis=1)
             tensors |= {f"{layer}ffn_gate_exps.weight": gates, f"{layer}ffn_up_exps.weight": ups}
             continue
+        if kind == "e_score_correction_bias":
+            module, kind = "exp_probs_b", "bias"
+        if config.model_type == "deepseek_v3" and module == "self_attn.kv_b_proj":  # as newer files have it
+            heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+            tensors |= {f"{layer}attn_k_b.weight": keys.swapaxes(1, 2), f"{layer}attn_v_b.weight": values}
+            continue
         if config.model_type == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
             queries = module == "self_attn.q_proj"
             array = permute(array, config.num_attention_heads if queries else config.num_key_value_heads)
@@ -64,7 +106,7 @@ def stored_tensors(model) -> dict[str, np.ndarray]:
 def write_gguf(path, architecture, model, storage):
     """All linears in one format, norms and gates in float32."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture.split()[0])
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -79,7 +121,9 @@ def write_gguf(path, architecture, model, storage):
     writer.add_expert_used_count(2)
     if architecture == "qwen3moe":
         writer.add_key_length(config.head_dim)
-    if architecture in ("qwen2moe", "qwen3moe"):
+    if architecture.startswith("deepseek2"):
+        add_latent_attention(writer, config, is_v3=config.model_type == "deepseek_v3")
+    if architecture not in ("llama", "olmoe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -91,6 +135,32 @@ def write_gguf(path, architecture, model, storage):
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
+
+
+def add_latent_attention(writer, config, is_v3):
+    head, rotated = config.qk_nope_head_dim + config.qk_rope_head_dim, config.qk_rope_head_dim
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(is_v3)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(32)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * 0.7)
+    if is_v3:
+        writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_key_length(config.kv_lora_rank + rotated)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(head)
+        writer.add_value_length_mla(config.v_head_dim)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    else:
+        writer.add_key_length(head)
+        writer.add_value_length(config.v_head_dim)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

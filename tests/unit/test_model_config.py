@@ -3,7 +3,7 @@
 import pytest
 
 from warmroot.cluster.errors import ModelLoadError
-from warmroot.cluster.model_config import DESCRIBED, spec_from_gguf, spec_from_hf
+from warmroot.cluster.model_config import spec_from_gguf, spec_from_hf
 from warmroot.cluster.model_spec import RopeSpec
 
 LLAMA_31_8B = {
@@ -441,14 +441,9 @@ DEEPSEEK_V3_GGUF = {
 }
 
 
-def test_gguf_deepseek_is_not_read():
-    with pytest.raises(ModelLoadError, match=r"deepseek2 is not supported; supported: llama, .*llama with experts"):
-        spec_from_gguf(DEEPSEEK_V3_GGUF)
-
-
 def test_gguf_deepseek_v3_says_what_its_config_says():
     spec, expected = (
-        spec_from_gguf(DEEPSEEK_V3_GGUF, {"output.weight"}, families=DESCRIBED),
+        spec_from_gguf(DEEPSEEK_V3_GGUF, {"output.weight"}),
         spec_from_hf(DEEPSEEK_V3),
     )
     assert (spec.architecture, spec.moe, spec.mla) == (expected.architecture, expected.moe, expected.mla)
@@ -461,6 +456,6 @@ def test_gguf_deepseek_v2_of_old():
     old = {key: value for key, value in DEEPSEEK_V3_GGUF.items() if "_mla" not in key and "gating" not in key}
     old |= {"deepseek2.attention.key_length": 192, "deepseek2.attention.value_length": 128}
     del old["deepseek2.attention.q_lora_rank"]
-    spec = spec_from_gguf(old, families=DESCRIBED)
+    spec = spec_from_gguf(old)
     assert (spec.architecture, spec.moe.scoring, spec.moe.correction_bias) == ("deepseek_v2", "softmax", False)
     assert (spec.mla.q_lora_rank, spec.mla.qk_nope_head_dim, spec.mla.v_head_dim) == (None, 128, 128)
