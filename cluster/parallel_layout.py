@@ -31,6 +31,8 @@ from .weight_formats import KeptWeights, WeightFormat
 Balance = Literal["work", "memory"]
 DECODE_TOKENS = 16
 """Tokens of the step that stages are balanced for: they tell how many experts are read."""
+_NO_LINEARS: tuple[Dim, ...] = ("experts", "one", "kv_expanded")
+"""First dimensions of gates, and of what MLA makes keys and values of heads with."""
 _FLOAT_UNIT = 32
 """MLP columns of unquantised weights are cut at multiples of this where they can be: vector kernels like it."""
 
@@ -84,6 +86,16 @@ class RankLayout:
             if self.place.tp_rank == 0 or dims != ("hidden",) or not name.endswith(".bias")
         }
 
+    def linears(self) -> list[str]:
+        """The weights of its linears; gates, and what MLA keeps beside them, are none."""
+        return [
+            name
+            for name, dims in self.tensors().items()
+            if len(dims) > 1
+            and dims[0] not in _NO_LINEARS
+            and (name != EMBEDDING or (self.has_head and self.spec.tie_embeddings))
+        ]
+
     def weight_bytes(self, kept: KeptWeights) -> int:
         """Bytes that the rank's weights take on its device once they are loaded."""
         return sum(self._tensor_bytes(name, dims, kept) for name, dims in self.loaded().items())
@@ -98,10 +110,8 @@ class RankLayout:
             is_shared = self.has_embedding and kept.ties_head
             has_linear = self.has_head and self.spec.tie_embeddings and not is_shared
             return table + kept.linear_bytes(name, rows, columns) * has_linear
-        if dims[0] in ("experts", "one"):
-            return kept.gates.matrix_bytes(rows, columns)
-        if dims[0] == "kv_expanded":
-            return kept.latents.matrix_bytes(rows, columns)
+        if dims[0] in _NO_LINEARS:
+            return (kept.latents if dims[0] == "kv_expanded" else kept.gates).matrix_bytes(rows, columns)
         return kept.linear_bytes(name, rows, columns)
 
     def kv_page_bytes(self, fmt: KvFormat, block_size: int) -> int:

@@ -17,7 +17,6 @@ from ...cluster.config_file import load_config
 from ...cluster.errors import ConfigError
 from ...cluster.kv_formats import KV_FORMATS, kv_format
 from ...cluster.model_spec import ModelSpec
-from ...cluster.model_tensors import EMBEDDING
 from ...cluster.parallel_layout import DECODE_TOKENS, ParallelLayout
 from ...cluster.topology import Topology
 from ...cluster.weight_formats import WEIGHT_FORMATS, KeptWeights
@@ -137,11 +136,5 @@ def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -
     if model.quantization == "int8":
         return KeptWeights.packed(dtype, int8=True)
     as_stored = model.quantization == "auto" and model.dtype == "auto"
-    return KeptWeights.packed(dtype, stored_formats(path, _linears(spec)) if as_stored else None)
-
-
-def _linears(spec: ModelSpec) -> list[str]:
-    """The weights of all linears."""
     (whole,) = ParallelLayout.of(spec, Topology()).ranks
-    names = [name for name, dims in whole.tensors().items() if len(dims) > 1]
-    return [name for name in names if name != EMBEDDING or spec.tie_embeddings]
+    return KeptWeights.packed(dtype, stored_formats(path, whole.linears()) if as_stored else None)

@@ -27,6 +27,7 @@ from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.topology import Topology
 from warmroot.deploy.cli.plan import kept_weights
 
+from . import test_moe_gguf
 from .conftest import MIXED, Family
 
 pytestmark = pytest.mark.skipif(native() is None, reason="weights are packed by the native kernels")
@@ -122,8 +123,8 @@ def kept_bytes(decoder: Decoder) -> int:
             tensors += [part.key_up, part.value_up]
         elif isinstance(part, Router) and part.correction is not None:
             tensors.append(part.correction)
-        else:
-            assert not isinstance(part, QueryKeyNorm), "its weights would be missing"
+        elif isinstance(part, QueryKeyNorm):
+            tensors += part._weights
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in tensors if tensor.numel()}
     return sum(kept.values())
 
@@ -190,6 +191,15 @@ def test_stored_blocks(tmp_path, storage, quantization):
     path = write_model(tmp_path / "model.gguf", {"": storage, "ffn_up": Storage.F16, "attn_v": Storage.Q6_K})
     check(path, Topology(), quantization=quantization)
     check(path, Topology(pp=2), quantization=quantization)
+
+
+@pytest.mark.parametrize("architecture", test_moe_gguf.FAMILIES)
+@pytest.mark.parametrize("storage", [Storage.Q4_0, Storage.Q8_0], ids=str)
+def test_stored_blocks_of_experts(tmp_path, architecture, storage):
+    path = tmp_path / "model.gguf"
+    test_moe_gguf.write_gguf(path, architecture, test_moe_gguf.FAMILIES[architecture].build(), storage)
+    check(path, Topology())
+    check(path, Topology(tp=2, ep=2))
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "deepseek_v3"])
