@@ -7,6 +7,7 @@ from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
 from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
+from ..router.late_binding import LateBinding
 from ..router.membership import Membership
 from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
@@ -32,7 +33,8 @@ class ClusterClient:
         """
         card = await _card(bus, model, timeout_s)
         membership = Membership(bus, card.token)
-        dispatcher = Dispatcher(membership, make_policy(card.routing_policy))
+        late = LateBinding(backlog_s=card.late_binding_backlog)
+        dispatcher = Dispatcher(membership, make_policy(card.routing_policy), late=late)
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
         frontend = Frontend(

@@ -122,6 +122,7 @@ class EngineHost:
             vocab_size=self.model.spec.vocab_size,
             token=token,
             routing_policy=self.config.routing.routing_policy,
+            late_binding_backlog=self.config.routing.late_binding_backlog,
             seed=model.seed,
         )
 

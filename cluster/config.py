@@ -158,6 +158,8 @@ class RoutingConfig(Section):
 
     routing_policy: RoutingPolicyName = "warm_prefix"
     """warm_prefix weighs the cached prefix against the load; the others are for comparison."""
+    late_binding_backlog: float = Field(0.4, ge=0)
+    """Seconds of prefill in front of a request above which it waits in the router for the replica to become free."""
 
 
 class ServerConfig(Section):

@@ -148,5 +148,17 @@ class ModelCard:
     token: str
     """Secret of the channels: whoever may read the bus may submit."""
     routing_policy: str
+    late_binding_backlog: float = 0.4
+    """Seconds of prefill above which requests wait in the router."""
     seed: int | None = None
     """Base of the seeds of requests that bring none; None: random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupNote:
+    """How far a replica is with ``stage``; ``failed`` holds the reason when it cannot start."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    failed: str | None = None

@@ -21,10 +21,9 @@ from ..kv_store.bus import BusEntry, BusReader, Cursor
 from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
 from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
+from .core import RoutingCore, Ticket
 from .policy import RoutingRequest, make_policy
-from .policy.in_flight import InFlight, Reservation
 from .policy.rates import ReplicaRates
-from .routing_view import RoutingView, prefix_of
 
 BUS_ACTOR = "warmroot-bus"
 BUS_NAMESPACE = "warmroot"
@@ -45,19 +44,6 @@ class ServedReplica:
     load: Load
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a call carries that routing can use."""
-
-    tokens: bytes
-    salt: str
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.tokens) // TOKEN_BYTES
-
-
 class WarmrootRequestRouter(RequestRouter):
     """Routes calls whose first argument has ``prompt_token_ids`` (a key or an attribute) by prefix, others by load.
 
@@ -68,12 +54,11 @@ class WarmrootRequestRouter(RequestRouter):
         self, policy: str = "warm_prefix", find_bus: FindBus | None = None
     ) -> None:
         """Called by Serve once, with ``request_router_kwargs``; those are JSON: ``find_bus`` is for others."""
-        self._policy = make_policy(policy)
         self._index = PrefixIndex()
-        self._in_flight = InFlight(time.monotonic)
-        self._view = RoutingView(self._index, self._in_flight)
+        self._core = RoutingCore(self._index, make_policy(policy), time.monotonic)
         self._known: dict[ReplicaId, ServedReplica] = {}
-        self._reserved: dict[str, Reservation] = {}
+        self._strangers: dict[ReplicaId, ServedReplica] = {}
+        self._reserved: dict[str, Ticket] = {}
         self._find_bus = find_bus or find_bus_actor
         self._follower: asyncio.Task[None] | None = None
 
@@ -102,23 +87,20 @@ class WarmrootRequestRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """It ended, well or not."""
-        reservation = self._reserved.pop(internal_request_id, None)
-        if reservation is not None:
-            self._in_flight.release(reservation)
+        ticket = self._reserved.pop(internal_request_id, None)
+        if ticket is not None:
+            self._core.finish(ticket)
 
     def _rank(
         self, candidates: Sequence[RunningReplica], pending_request: PendingRequest | None
     ) -> list[list[RunningReplica]]:
-        prompt = prompt_of(pending_request)
         by_id = {ReplicaId(replica.replica_id.unique_id): replica for replica in candidates}
-        served = [self._served(name, replica) for name, replica in by_id.items()]
-        view = self._view.candidates(prompt.tokens, prompt.salt, served)
-        request_id = pending_request.metadata.internal_request_id if pending_request is not None else ""
-        ranked = self._policy.choose(RoutingRequest(RequestId(request_id), prompt.num_tokens), view)
-        return [[by_id[choice.replica]] for choice in ranked]
+        self._core.sync([self._served(name, replica) for name, replica in by_id.items()])
+        _, ranking = self._core.choose(request_of(pending_request))
+        return [[by_id[choice.replica]] for choice in ranking]
 
     def _served(self, name: ReplicaId, replica: RunningReplica) -> ServedReplica:
-        known = self._known.get(name) or _stranger(name)
+        known = self._known.get(name) or self._strangers.setdefault(name, _stranger(name))
         running = self.replica_queue_len_cache.get(replica.replica_id) or 0
         known.load = Load(
             running=running,
@@ -128,18 +110,17 @@ class WarmrootRequestRouter(RequestRouter):
         return known
 
     def _reserve(self, pending_request: PendingRequest, name: ReplicaId) -> None:
-        known, prompt = self._known.get(name), prompt_of(pending_request)
-        if known is None or not prompt.tokens:
+        request, known = request_of(pending_request), self._known.get(name)
+        if known is None or not request.tokens:
             return
-        candidate = self._view.candidates(prompt.tokens, prompt.salt, [known])[0]
-        uncached = max(1, prompt.num_tokens - candidate.cached_tokens)
-        seconds = uncached / candidate.prefill_tokens_per_s
-        prefix = prefix_of(known.info, prompt.tokens, prompt.salt)
-        reservation = self._in_flight.reserve(name, prefix, uncached, seconds)
-        self._reserved[pending_request.metadata.internal_request_id] = reservation
-        # Serve does not tell when the first token came: believe the estimate.
-        delay = candidate.backlog_s + seconds
-        asyncio.get_running_loop().call_later(delay, self._in_flight.first_token, reservation)
+        self._core.join(known)
+        backlog_s = self._core.in_flight.backlog_s(name)
+        ticket = self._core.assign(request, name)
+        self._reserved[request.request_id] = ticket
+        if ticket.reservation is not None:
+            # Serve does not tell when the first token came: believe the estimate.
+            delay = backlog_s + ticket.reservation.prefill_s
+            asyncio.get_running_loop().call_later(delay, self._core.in_flight.first_token, ticket.reservation)
 
     def _follow(self) -> None:
         if self._follower is None:
@@ -161,17 +142,20 @@ class WarmrootRequestRouter(RequestRouter):
                 self._known[info.replica] = ServedReplica(info, rates, Load())
 
 
-def prompt_of(pending_request: PendingRequest | None) -> Prompt:
-    """Prompt and salt of a call; empty when it has none or they are not what they should be."""
-    arguments = [*pending_request.args, *pending_request.kwargs.values()] if pending_request is not None else []
-    for argument in arguments:
+def request_of(pending_request: PendingRequest | None) -> RoutingRequest:
+    """What decides where a call goes; without a prompt when it has none or it is not what it should be."""
+    if pending_request is None:
+        return RoutingRequest(RequestId(""), 0)
+    request_id = RequestId(pending_request.metadata.internal_request_id)
+    for argument in [*pending_request.args, *pending_request.kwargs.values()]:
         token_ids = _field(argument, "prompt_token_ids")
         if token_ids is not None:
             try:
-                return Prompt(pack_tokens(token_ids), str(_field(argument, "cache_salt") or ""))
+                tokens, salt = pack_tokens(token_ids), str(_field(argument, "cache_salt") or "")
             except (TypeError, OverflowError):
                 break  # the replica will refuse it; any replica can
-    return Prompt(b"", "")
+            return RoutingRequest(request_id, len(tokens) // TOKEN_BYTES, tokens=tokens, salt=salt)
+    return RoutingRequest(request_id, 0)
 
 
 def _field(argument: Any, name: str) -> Any:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from random import Random
 
 from ...cluster.errors import ConfigError
-from .base import Candidate, Policy, Ranked, RoutingRequest
+from .base import Candidates, Column, Policy, Ranked, Ranking, RoutingRequest
 from .classic import LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin, SessionAffinity
 from .warm_prefix import WarmPrefix, WarmPrefixWeights
 
 POLICIES: dict[str, Callable[[Random], Policy]] = {
     WarmPrefix.name: WarmPrefix,
-    RoundRobin.name: lambda rng: RoundRobin(),
+    RoundRobin.name: RoundRobin,
     RandomChoice.name: RandomChoice,
     PowerOfTwo.name: PowerOfTwo,
     LeastLoaded.name: LeastLoaded,
@@ -20,9 +20,11 @@ POLICIES: dict[str, Callable[[Random], Policy]] = {
 
 __all__ = [
     "POLICIES",
-    "Candidate",
+    "Candidates",
+    "Column",
     "Policy",
     "Ranked",
+    "Ranking",
     "RoutingRequest",
     "WarmPrefix",
     "WarmPrefixWeights",

@@ -1,11 +1,20 @@
-"""What a routing policy is given and what it answers."""
+"""What a routing policy is given and what it answers.
 
-from collections.abc import Sequence
+Replicas are columns of numbers, not objects: a choice among a thousand of them is a few passes over arrays.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from random import Random
 from typing import NamedTuple, Protocol
 
-from ...cluster.ids import ReplicaId, RequestId
-from ...cluster.messages import Load
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.ids import BlockHash, ReplicaId, RequestId
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,29 +24,95 @@ class RoutingRequest:
     request_id: RequestId
     prompt_tokens: int
     session: str = ""
+    tokens: bytes = b""
+    """The prompt as ``hashing.pack_tokens`` makes it; empty where it is not known."""
+    salt: str = ""
+    """The tenant's."""
 
 
-class Candidate(NamedTuple):
-    """A replica as the router sees it at the moment of the choice. A tuple, because a choice makes dozens."""
+class Prefix(NamedTuple):
+    """A packed prompt (``hashing.pack_tokens``) in the namespace of a replica's cache."""
 
-    replica: ReplicaId
-    cached_tokens: int
-    """Leading prompt tokens that it holds, or is about to compute for an earlier request."""
-    load: Load
-    """Its latest word."""
-    unfinished: int
-    """Requests this router has there."""
-    backlog_s: float
-    """Prefill that this router has sent and that is not done, by the router's own estimates."""
-    prefill_tokens_per_s: float
-    decode_step_s: float
+    namespace: BlockHash
+    block_size: int
+    tokens: bytes
+
+
+class Column(IntEnum):
+    """Rows of a ``Candidates`` table, one number for each replica."""
+
+    RUNNING = 0
+    """Requests that it computes, by its latest word."""
+    WAITING = 1
+    WAITING_TOKENS = 2
+    """Uncomputed prompt tokens of all its requests."""
+    KV_USAGE = 3
+    """Share of KV memory held by running requests, 0..1."""
+    MAX_NUM_SEQS = 4
+    PREFILL_FIXED_S = 5
+    """Seconds of a prefill that do not depend on its length."""
+    PREFILL_TOKEN_S = 6
+    DECODE_STEP_S = 7
     """One step with an empty KV cache."""
-    kv_total_tokens: int
+    KV_TOTAL_TOKENS = 8
+    UNFINISHED = 9
+    """Requests this router has there."""
+    CONTEXT_TOKENS = 10
+    """Their prompt tokens."""
+    SENT_TOKENS = 11
+    """Uncached tokens of those without a first token."""
+    SENT_S = 12
+    """Seconds these are expected to take."""
+    HEAD_S = 13
+    """Of these, the first one's."""
+    HEAD_SINCE = 14
+    """When the first one's prefill began."""
+
+
+class Candidates:
+    """Replicas as the router sees them at the moment of the choice; valid until the router's next event.
+
+    ``table`` has a row for each ``Column`` and a column for each of ``names``. ``cached_tokens`` are leading prompt
+    tokens that a replica holds, or is about to compute for an earlier request. ``now`` is the clock of HEAD_SINCE.
+    """
+
+    __slots__ = ("cached_tokens", "names", "now", "table")
+
+    def __init__(self, names: Sequence[ReplicaId], table: Numbers, cached_tokens: Numbers, now: float) -> None:
+        self.names = names
+        self.table = table
+        self.cached_tokens = cached_tokens
+        self.now = now
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     @property
-    def occupancy(self) -> int:
+    def occupancy(self) -> Numbers:
         """Requests there: the larger of what it said last and what this router knows."""
-        return max(self.load.running + self.load.waiting, self.unfinished)
+        table = self.table
+        return np.maximum(table[Column.RUNNING] + table[Column.WAITING], table[Column.UNFINISHED])
+
+    @property
+    def sent_s(self) -> Numbers:
+        """Prefill that this router has sent and that is not done: the estimates' sum less the time the head has had."""
+        table = self.table
+        served = np.minimum(self.now - table[Column.HEAD_SINCE], table[Column.HEAD_S])
+        return np.maximum(0.0, table[Column.SENT_S] - served)
+
+    @property
+    def backlog_s(self) -> Numbers:
+        """Seconds until a replica has prefilled what it has: by this router's estimate or its own, the larger."""
+        table = self.table
+        return np.maximum(self.sent_s, table[Column.WAITING_TOKENS] * table[Column.PREFILL_TOKEN_S])
+
+    def prefill_s(self, uncached: Numbers) -> Numbers:
+        """Seconds to compute that many tokens on each."""
+        return self.table[Column.PREFILL_FIXED_S] + uncached * self.table[Column.PREFILL_TOKEN_S]
+
+    def uncached(self, prompt_tokens: int) -> Numbers:
+        """Prompt tokens to compute on each. The last one always is: its logits give the first output."""
+        return np.maximum(1.0, prompt_tokens - self.cached_tokens)
 
 
 class Ranked(NamedTuple):
@@ -48,11 +123,83 @@ class Ranked(NamedTuple):
     reason: str
 
 
+class Ranking:
+    """Candidates by cost, cheapest first, equals in random order. Most callers look at ``best`` only."""
+
+    def __init__(self, names: Sequence[ReplicaId], costs: Numbers, reason: Callable[[int], str], rng: Random) -> None:
+        """``reason`` gives the word for a place in ``names``."""
+        self.costs = costs
+        self.names = tuple(names)
+        """All candidates, in their own order."""
+        self._reason = reason
+        equal = np.flatnonzero(costs == costs.min()) if len(costs) else costs
+        self._first = int(equal[rng.randrange(len(equal))] if len(equal) > 1 else equal[0]) if len(equal) else -1
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def place(self) -> int:
+        """Place of the best in the candidates; -1 if there are none."""
+        return self._first
+
+    @property
+    def best(self) -> Ranked:
+        """The first choice. There must be one."""
+        return self._ranked(self._first)
+
+    def __iter__(self) -> Iterator[Ranked]:
+        if self.names:
+            yield self.best
+        for place in np.argsort(self.costs, kind="stable").tolist():
+            if place != self._first:
+                yield self._ranked(place)
+
+    def _ranked(self, place: int) -> Ranked:
+        return Ranked(self.names[place], float(self.costs[place]), self._reason(place))
+
+
 class Policy(Protocol):
-    """Orders candidates, best first. Pure but for its own counters and random draws."""
+    """Orders candidates. Pure but for its own counters, random draws, and what it remembers of ``routed`` requests."""
 
     name: str
+    binds_late: bool
+    """Its costs are seconds that begin with ``Candidates.backlog_s``: requests may wait in the router."""
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Every candidate once, best first; never raises."""
         ...
+
+    def routed(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """The request is on its way to that replica."""
+        ...
+
+    def first_token(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """Its prefill is done."""
+        ...
+
+    def finished(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """It ended there, well or not."""
+        ...
+
+    def left(self, replica: ReplicaId) -> None:
+        """The replica takes no more requests."""
+        ...
+
+
+class Forgetful:
+    """A policy that needs no memory of what it routed."""
+
+    binds_late = False
+
+    def routed(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """See ``Policy``."""
+
+    def first_token(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """See ``Policy``."""
+
+    def finished(self, request: RoutingRequest, replica: ReplicaId) -> None:
+        """See ``Policy``."""
+
+    def left(self, replica: ReplicaId) -> None:
+        """See ``Policy``."""

@@ -1,29 +1,34 @@
 """Policies that everyone has, to choose and to compare with. None looks at the prefix."""
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
 
-from .base import Candidate, Ranked, RoutingRequest
+import numpy as np
+
+from ...cluster.ids import ReplicaId
+from .base import Candidates, Forgetful, Numbers, Ranking, RoutingRequest
 
 
-class RoundRobin:
+class RoundRobin(Forgetful):
     """One after the other, in the order of their names."""
 
     name = "round_robin"
 
-    def __init__(self) -> None:
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
         self._turn = 0
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cost: how many turns away."""
-        ordered = sorted(candidates, key=lambda candidate: candidate.replica)
-        start = self._turn % max(1, len(ordered))
+        count = len(candidates)
+        turns = np.empty(count)
+        order = sorted(range(count), key=candidates.names.__getitem__)
+        turns[order] = (np.arange(count) - self._turn) % max(1, count)
         self._turn += 1
-        return [_rank(candidate, turn, "turn") for turn, candidate in enumerate(ordered[start:] + ordered[:start])]
+        return Ranking(candidates.names, turns, lambda place: "turn", self._rng)
 
 
-class RandomChoice:
+class RandomChoice(Forgetful):
     """Any."""
 
     name = "random"
@@ -31,13 +36,12 @@ class RandomChoice:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cost: place in the draw."""
-        drawn = self._rng.sample(list(candidates), len(candidates))
-        return [_rank(candidate, place, "random") for place, candidate in enumerate(drawn)]
+        return Ranking(candidates.names, _draw(len(candidates), self._rng), lambda place: "random", self._rng)
 
 
-class LeastLoaded:
+class LeastLoaded(Forgetful):
     """The fewest requests first."""
 
     name = "least_loaded"
@@ -45,14 +49,12 @@ class LeastLoaded:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cost: requests there."""
-        shuffled = self._rng.sample(list(candidates), len(candidates))
-        ordered = sorted(shuffled, key=lambda candidate: candidate.occupancy)
-        return [_rank(candidate, candidate.occupancy, "least_loaded") for candidate in ordered]
+        return Ranking(candidates.names, candidates.occupancy, lambda place: "least_loaded", self._rng)
 
 
-class PowerOfTwo:
+class PowerOfTwo(Forgetful):
     """The less loaded of two drawn at random (Mitzenmacher, 2001); the others follow in the order drawn."""
 
     name = "power_of_two"
@@ -60,32 +62,37 @@ class PowerOfTwo:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
-        """Cost: requests there."""
-        drawn = self._rng.sample(list(candidates), len(candidates))
-        ordered = sorted(drawn[:2], key=lambda candidate: candidate.occupancy) + drawn[2:]
-        return [_rank(candidate, candidate.occupancy, "power_of_two") for candidate in ordered]
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
+        """Cost: place in the draw, after the comparison."""
+        places, load = _draw(len(candidates), self._rng), candidates.occupancy
+        two = np.flatnonzero(places < 2)
+        if len(two) == 2 and load[two[0]] != load[two[1]]:
+            places[two] = (0, 1) if load[two[0]] < load[two[1]] else (1, 0)
+        return Ranking(candidates.names, places, lambda place: "power_of_two", self._rng)
 
 
-class SessionAffinity:
+class SessionAffinity(Forgetful):
     """Always the same replica for a session (rendezvous hashing); the least loaded without one."""
 
     name = "session_affinity"
 
     def __init__(self, rng: Random) -> None:
+        self._rng = rng
         self._without = LeastLoaded(rng)
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
-        """Cost: place in the session's own order of replicas."""
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
+        """Cost: a hash of session and replica, 0..1."""
         if not request.session:
             return self._without.choose(request, candidates)
-        ordered = sorted(candidates, key=lambda candidate: _weight(request.session, candidate.replica), reverse=True)
-        return [_rank(candidate, place, "session") for place, candidate in enumerate(ordered)]
+        costs = np.array([_weight(request.session, name) for name in candidates.names], dtype=np.float64)
+        return Ranking(candidates.names, costs, lambda place: "session", self._rng)
 
 
-def _weight(session: str, replica: str) -> bytes:
-    return blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()
+def _draw(count: int, rng: Random) -> Numbers:
+    """A random place for each."""
+    return np.array(rng.sample(range(count), count), dtype=np.float64)
 
 
-def _rank(candidate: Candidate, cost: float, reason: str) -> Ranked:
-    return Ranked(candidate.replica, float(cost), reason)
+def _weight(session: str, replica: ReplicaId) -> float:
+    digest = blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

@@ -4,21 +4,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
 
-from ...cluster.ids import BlockHash, ReplicaId
+from ...cluster.ids import ReplicaId
+from .base import Prefix
 from .prefix_counts import PrefixCounts
 
 LINGER_S = 1.0
 """A prefix counts for this long after its first token: by then its events have come."""
-
-
-class Prefix(NamedTuple):
-    """A packed prompt (``hashing.pack_tokens``) in the namespace of a replica's cache."""
-
-    namespace: BlockHash
-    block_size: int
-    tokens: bytes
 
 
 class Phase(IntEnum):
@@ -35,6 +27,7 @@ class Reservation:
 
     replica: ReplicaId
     prefix: Prefix
+    prompt_tokens: int
     uncached_tokens: int
     prefill_s: float
     """Estimate for the uncached tokens."""
@@ -43,33 +36,58 @@ class Reservation:
 
 
 @dataclass(slots=True)
-class _Account:
-    """One replica's reservations."""
+class Account:
+    """One replica's reservations. Only ``InFlight`` changes it."""
 
     prefills: dict[int, Reservation] = field(default_factory=dict[int, Reservation])
-    prefill_s: float = 0.0
+    """Those without a first token, oldest first."""
+    sent_s: float = 0.0
+    """Seconds these are expected to take."""
+    sent_tokens: int = 0
+    """Their uncached tokens."""
     unfinished: int = 0
-    last_first_token: float = float("-inf")
+    context_tokens: int = 0
+    """Prompt tokens of all reservations."""
+    head_s: float = 0.0
+    """What the oldest prefill is expected to take."""
+    head_since: float = float("-inf")
+    """When it began."""
 
 
 class InFlight:
-    """Reservations of one router. ``clock`` gives monotonic seconds."""
+    """Reservations of one router. ``clock`` gives monotonic seconds.
 
-    def __init__(self, clock: Callable[[], float], linger_s: float = LINGER_S) -> None:
+    ``on_change`` is told of every change of a replica's account.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        linger_s: float = LINGER_S,
+        on_change: Callable[[ReplicaId, Account], None] = lambda replica, account: None,
+    ) -> None:
         self._clock = clock
         self._linger_s = linger_s
+        self._on_change = on_change
         self._prefixes = PrefixCounts()
         self._lingering: deque[tuple[float, Reservation]] = deque()
-        self._accounts: dict[ReplicaId, _Account] = {}
+        self._accounts: dict[ReplicaId, Account] = {}
 
-    def reserve(self, replica: ReplicaId, prefix: Prefix, uncached_tokens: int, prefill_s: float) -> Reservation:
+    def reserve(
+        self, replica: ReplicaId, prefix: Prefix, prompt_tokens: int, uncached_tokens: int, prefill_s: float
+    ) -> Reservation:
         """Count a request as sent. End it with ``release``, however it ends."""
-        reservation = Reservation(replica, prefix, uncached_tokens, prefill_s, self._clock())
-        account = self._accounts.setdefault(replica, _Account())
+        reservation = Reservation(replica, prefix, prompt_tokens, uncached_tokens, prefill_s, self._clock())
+        account = self._accounts.setdefault(replica, Account())
+        if not account.prefills:
+            account.head_s, account.head_since = prefill_s, reservation.began
         account.prefills[id(reservation)] = reservation
-        account.prefill_s += prefill_s
+        account.sent_s += prefill_s
+        account.sent_tokens += uncached_tokens
         account.unfinished += 1
+        account.context_tokens += prompt_tokens
         self._prefixes.add(*prefix, replica)
+        self._on_change(replica, account)
         return reservation
 
     def first_token(self, reservation: Reservation) -> None:
@@ -77,18 +95,33 @@ class InFlight:
         if reservation.phase is not Phase.PREFILL:
             return
         now = self._clock()
-        self._end_prefill(reservation).last_first_token = now
         reservation.phase = Phase.DECODE
+        account = self._end_prefill(reservation)
+        # What is next may have begun only when this one ended.
+        account.head_since = now
+        self._on_change(reservation.replica, account)
         self._lingering.append((now + self._linger_s, reservation))
 
     def release(self, reservation: Reservation) -> None:
         """It finished, failed or was refused; again, this does nothing."""
+        if reservation.phase is Phase.DONE:
+            return
+        replica = reservation.replica
         if reservation.phase is Phase.PREFILL:
-            self._end_prefill(reservation)
-            self._prefixes.remove(*reservation.prefix, reservation.replica)
-        if reservation.phase is not Phase.DONE:
-            reservation.phase = Phase.DONE
-            self._close(reservation.replica)
+            account = self._end_prefill(reservation)
+            self._prefixes.remove(*reservation.prefix, replica)
+        else:
+            account = self._accounts[replica]
+        reservation.phase = Phase.DONE
+        account.unfinished -= 1
+        account.context_tokens -= reservation.prompt_tokens
+        self._on_change(replica, account)
+        if not account.unfinished:
+            del self._accounts[replica]
+
+    def account(self, replica: ReplicaId) -> Account:
+        """What is known of a replica; an empty one if nothing is."""
+        return self._accounts.get(replica) or Account()
 
     def match(self, prefix: Prefix) -> dict[ReplicaId, int]:
         """Leading tokens that each replica is computing, or has just computed, for earlier requests."""
@@ -103,24 +136,23 @@ class InFlight:
         account = self._accounts.get(replica)
         if account is None or not account.prefills:
             return 0.0
-        head = next(iter(account.prefills.values()))
-        served = self._clock() - max(account.last_first_token, head.began)
-        return max(0.0, account.prefill_s - min(served, head.prefill_s))
+        return max(0.0, account.sent_s - min(self._clock() - account.head_since, account.head_s))
 
     def unfinished(self, replica: ReplicaId) -> int:
         """Requests sent there and not ended."""
         account = self._accounts.get(replica)
         return account.unfinished if account else 0
 
-    def _end_prefill(self, reservation: Reservation) -> _Account:
+    def _end_prefill(self, reservation: Reservation) -> Account:
         account = self._accounts[reservation.replica]
         del account.prefills[id(reservation)]
-        # Sums of floats drift: an empty account starts from zero again.
-        account.prefill_s = account.prefill_s - reservation.prefill_s if account.prefills else 0.0
+        account.sent_tokens -= reservation.uncached_tokens
+        head = next(iter(account.prefills.values()), None)
+        if head is None:
+            # Sums of floats drift: an empty account starts from zero again.
+            account.sent_s = account.head_s = 0.0
+        else:
+            account.sent_s -= reservation.prefill_s
+            account.head_s = head.prefill_s
+            account.head_since = max(account.head_since, head.began)
         return account
-
-    def _close(self, replica: ReplicaId) -> None:
-        account = self._accounts[replica]
-        account.unfinished -= 1
-        if not account.unfinished:
-            del self._accounts[replica]

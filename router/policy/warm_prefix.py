@@ -1,11 +1,15 @@
 """The default policy: the replica that costs the least time, all in seconds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
-from .base import Candidate, Ranked, RoutingRequest
+import numpy as np
+
+from .base import Candidates, Column, Forgetful, Numbers, Ranking, RoutingRequest
 from .classic import LeastLoaded
+
+Share = TypeVar("Share", float, Numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,58 +27,52 @@ class WarmPrefixWeights:
     slot_threshold: float = 0.6
 
 
-class WarmPrefix:
+class WarmPrefix(Forgetful):
     """Cost = backlog + (1 + a) * prefill of the uncached tokens + harm to decodes + KV and batch-slot pressure."""
 
     name = "warm_prefix"
+    binds_late = True
 
     def __init__(self, rng: Random, weights: WarmPrefixWeights | None = None) -> None:
         self._rng = rng
         self._weights = weights or WarmPrefixWeights()
         self._blind = LeastLoaded(rng)
 
-    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> list[Ranked]:
+    def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cheapest first, equals in random order. Reasons: ``warm`` (no one holds more), ``load``, ``cold``.
 
         A prompt that is not known (no tokens) goes to the least loaded.
         """
         if not request.prompt_tokens:
             return self._blind.choose(request, candidates)
-        warmest = max((candidate.cached_tokens for candidate in candidates), default=0)
-        tie = self._rng.random
-        costs = [(self.cost(request.prompt_tokens, candidate), tie(), candidate) for candidate in candidates]
-        costs.sort(key=lambda item: item[:2])
-        return [Ranked(candidate.replica, cost, _reason(candidate, warmest)) for cost, _, candidate in costs]
+        cached = candidates.cached_tokens
+        warmest = cached.max(initial=0.0)
 
-    def cost(self, prompt_tokens: int, candidate: Candidate) -> float:
-        """Seconds that the request costs everyone if it goes there."""
-        weights, load = self._weights, candidate.load
-        rate, running = candidate.prefill_tokens_per_s, candidate.occupancy
-        # The last prompt token is always computed: its logits give the first output.
-        uncached = max(1, prompt_tokens - candidate.cached_tokens)
-        backlog = max(candidate.backlog_s, load.waiting_tokens / rate)
-        usage = min(1.0, load.kv_usage)
-        step = candidate.decode_step_s * decode_slowdown(usage)
-        step_after = candidate.decode_step_s * decode_slowdown(usage + prompt_tokens / candidate.kv_total_tokens)
-        harm = step_after + running * (step_after - step)
+        def reason(place: int) -> str:
+            if not warmest:
+                return "cold"
+            return "warm" if cached[place] == warmest else "load"
+
+        return Ranking(candidates.names, self.costs(request.prompt_tokens, candidates), reason, self._rng)
+
+    def costs(self, prompt_tokens: int, candidates: Candidates) -> Numbers:
+        """Seconds that the request costs everyone on each replica."""
+        weights, table = self._weights, candidates.table
+        running, usage = candidates.occupancy, np.minimum(1.0, table[Column.KV_USAGE])
+        slowdown = decode_slowdown(usage)
+        slower = decode_slowdown(np.minimum(1.0, usage + prompt_tokens / table[Column.KV_TOTAL_TOKENS]))
+        harm = table[Column.DECODE_STEP_S] * (slower + running * (slower - slowdown))
         return (
-            backlog
-            + (1.0 + weights.prefill) * uncached / rate
+            candidates.backlog_s
+            + (1.0 + weights.prefill) * candidates.prefill_s(candidates.uncached(prompt_tokens))
             + weights.decode_harm * weights.expected_output * harm
-            + weights.kv_pressure_s * max(0.0, usage - weights.kv_threshold)
-            + weights.slot_pressure_s * max(0.0, running / load.max_num_seqs - weights.slot_threshold)
+            + weights.kv_pressure_s * np.maximum(0.0, usage - weights.kv_threshold)
+            + weights.slot_pressure_s * np.maximum(0.0, running / table[Column.MAX_NUM_SEQS] - weights.slot_threshold)
         )
 
 
-def decode_slowdown(kv_usage: float) -> float:
-    """How much longer a decode step takes with that share of the KV cache in use: the shape that Dynamo's mocker fits
-    to vLLM, relative to an empty cache.
+def decode_slowdown(kv_usage: Share) -> Share:
+    """How much longer a decode step takes with that share (at most 1) of the KV cache in use: the shape that Dynamo's
+    mocker fits to vLLM, relative to an empty cache.
     """
-    usage = min(1.0, kv_usage)
-    return 1.0 + 9.41 * usage - 4.48 * usage * usage
-
-
-def _reason(candidate: Candidate, warmest: int) -> str:
-    if not warmest:
-        return "cold"
-    return "warm" if candidate.cached_tokens == warmest else "load"
+    return 1.0 + (9.41 - 4.48 * kv_usage) * kv_usage

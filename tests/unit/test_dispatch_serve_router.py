@@ -138,10 +138,10 @@ async def test_it_never_raises_and_never_answers_nothing(make):
             return []
 
     for policy in (Broken(), Empty()):
-        router._policy = policy
+        router._core.policy = policy
         ranked = await router.choose_replicas([replica("a"), replica("b")], pending({"prompt_token_ids": LONG}))
         assert names(ranked) == [["a", "b"]]
-    router._view = None
+    router._core = None
     router.on_request_routed(pending({"prompt_token_ids": LONG}), replica("a").replica_id, None)
 
 
@@ -150,13 +150,13 @@ async def test_a_routed_prompt_counts_until_it_is_done(make):
     fresh = [7] * 64
     call = pending({"prompt_token_ids": fresh})
     router.on_request_routed(call, replica("a").replica_id, None)
-    assert router._in_flight.unfinished(ReplicaId("a")) == 1
+    assert router._core.in_flight.unfinished(ReplicaId("a")) == 1
     for _ in range(5):
         again = pending({"prompt_token_ids": [*fresh, 8]})
         assert names(await router.choose_replicas([replica("a"), replica("b")], again))[0] == ["a"]
     router.on_request_completed(replica("a").replica_id, "r")
     router.on_request_completed(replica("a").replica_id, "r")
-    assert router._in_flight.unfinished(ReplicaId("a")) == 0
+    assert router._core.in_flight.unfinished(ReplicaId("a")) == 0
 
 
 async def test_without_a_bus_it_routes_all_the_same():

@@ -189,4 +189,4 @@ async def test_many_requests_and_random_leavers_leave_nothing_behind(cluster):
     while any(replica.running for replica in replicas):
         await asyncio.sleep(0.002)
     assert all(replica.server.owners == {} for replica in replicas)
-    assert all(dispatcher._in_flight.unfinished(ReplicaId(name)) == 0 for name in "abc")
+    assert all(dispatcher.core.in_flight.unfinished(ReplicaId(name)) == 0 for name in "abc")

@@ -1,25 +1,29 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmroot.cluster.errors import ConfigError
-from warmroot.cluster.messages import Load
-from warmroot.router.policy import POLICIES, Candidate, RoutingRequest, make_policy
+from warmroot.router.policy import POLICIES, Candidates, Column, RoutingRequest, make_policy
 from warmroot.router.policy.rates import ReplicaRates
 
 
 def candidate(name, cached=0, running=0, waiting_tokens=0, kv=0, backlog=0.0, unfinished=0, rate=1000.0, seqs=64):
-    load = Load(
-        running=running, waiting_tokens=waiting_tokens, kv_used_blocks=kv, kv_total_blocks=100, max_num_seqs=seqs
-    )
-    return Candidate(name, cached, load, unfinished, backlog, rate, 0.01, 100_000)
+    column = [running, 0, waiting_tokens, kv / 100, seqs, 0.0, 1 / rate, 0.01, 100_000, unfinished, 0, 0, backlog, 0, 0]
+    return name, cached, column
 
 
-def best(policy, *candidates, tokens=1000, session=""):
-    return make_policy(policy, random.Random(0)).choose(RoutingRequest("r", tokens, session), candidates)[0]
+def together(columns):
+    names, cached, table = zip(*columns, strict=True) if columns else ((), (), np.zeros((0, len(Column))))
+    return Candidates(names, np.array(table, dtype=float).T, np.array(cached, dtype=float), 0.0)
+
+
+def best(policy, *columns, tokens=1000, session=""):
+    policy = make_policy(policy, random.Random(0))
+    return policy.choose(RoutingRequest("r", tokens, session), together(columns)).best
 
 
 counts = st.integers(0, 10**6)
@@ -37,7 +41,7 @@ candidates = st.lists(
         seqs=st.integers(1, 1000),
     ),
     max_size=20,
-    unique_by=lambda c: c.replica,
+    unique_by=lambda c: c[0],
 )
 
 
@@ -45,8 +49,11 @@ candidates = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(seen=candidates, tokens=counts, session=st.text(max_size=5))
 def test_every_candidate_is_ranked_exactly_once(name, seen, tokens, session):
-    ranked = make_policy(name, random.Random(0)).choose(RoutingRequest("r", tokens, session), seen)
-    assert sorted(r.replica for r in ranked) == sorted(c.replica for c in seen)
+    ranking = make_policy(name, random.Random(0)).choose(RoutingRequest("r", tokens, session), together(seen))
+    ranked = list(ranking)
+    assert sorted(r.replica for r in ranked) == sorted(c[0] for c in seen)
+    assert [r.cost for r in ranked] == sorted(r.cost for r in ranked)
+    assert len(ranking) == len(seen) and (not seen or ranking.best == ranked[0])
     assert all(math.isfinite(r.cost) and r.reason for r in ranked)
 
 
@@ -54,7 +61,7 @@ def test_every_candidate_is_ranked_exactly_once(name, seen, tokens, session):
 def test_equal_replicas_share_the_load(name):
     policy, counts = make_policy(name, random.Random(1)), {"a": 0, "b": 0, "c": 0}
     for _ in range(600):
-        counts[policy.choose(RoutingRequest("r", 100), [candidate(n) for n in "abc"])[0].replica] += 1
+        counts[policy.choose(RoutingRequest("r", 100), together([candidate(n) for n in "abc"])).best.replica] += 1
     assert min(counts.values()) > 150
 
 
@@ -97,7 +104,8 @@ def test_warm_prefix_cost_is_in_seconds():
 def test_round_robin_takes_turns_in_any_order_of_candidates():
     policy = make_policy("round_robin")
     turns = [
-        policy.choose(RoutingRequest("r", 1), [candidate(n) for n in order])[0].replica for order in ("abc", "cba")
+        policy.choose(RoutingRequest("r", 1), together([candidate(n) for n in order])).best.replica
+        for order in ("abc", "cba")
     ]
     assert turns == ["a", "b"]
 
@@ -115,24 +123,33 @@ def test_a_session_stays_and_moves_only_if_its_replica_is_gone():
         assert best("session_affinity", *left, session=session).replica == home or home == "a"
 
 
-def test_rates_learn_slowly_and_within_bounds():
+def test_wild_measurements_move_the_rates_only_so_far():
     rates = ReplicaRates(1000.0, 0.01)
     rates.observe_prefill(10, 1000.0)
-    assert rates.prefill_tokens_per_s == 1000.0
-    for garbage in (0.0, -1.0, float("nan")):
+    for garbage in (0.0, -1.0, float("nan"), float("inf")):
         rates.observe_prefill(1000, garbage)
-    rates.observe_decode(float("nan"), 0.0)
-    rates.observe_decode(float("inf"), 0.0)
-    assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (1000.0, 0.01)
+        rates.observe_decode(garbage, 1.0)
+    assert (rates.prefill_tokens_per_s, rates.fixed_s, rates.decode_step_s) == (1000.0, 0.0, 0.01)
     rates.observe_prefill(1000, 1e-9)
-    assert rates.prefill_tokens_per_s == pytest.approx(1000 * 3**0.2)
+    assert 1000 < rates.prefill_tokens_per_s < 2000
     for _ in range(1000):
         rates.observe_prefill(1000, 1e-9)
-    assert rates.prefill_tokens_per_s == pytest.approx(16_000)
-    for _ in range(100):
-        rates.observe_prefill(1000, 0.5)
-        rates.observe_decode(0.02, 0.0)
-    assert rates.prefill_tokens_per_s == pytest.approx(2000, rel=0.01)
+    assert rates.prefill_tokens_per_s <= 16_001
+    for _ in range(1000):
+        rates.observe_prefill(1000, 1e9)
+        rates.observe_decode(1e9, 1.0)
+    assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (pytest.approx(62.5), pytest.approx(0.16))
+
+
+def test_rates_find_the_fixed_and_the_growing_part_of_a_prefill():
+    rates, rng = ReplicaRates(1000.0, 0.01), random.Random(0)
+    for _ in range(300):
+        tokens = rng.choice([50, 500, 5000])
+        rates.observe_prefill(tokens, (0.03 + tokens / 4000) * rng.uniform(0.9, 1.1))
+        rates.observe_decode(0.04, 2.0)
+    assert rates.fixed_s == pytest.approx(0.03, rel=0.15)
+    assert rates.token_s == pytest.approx(1 / 4000, rel=0.05)
+    assert rates.prefill_s(1000) == pytest.approx(0.28, rel=0.05)
     assert rates.decode_step_s == pytest.approx(0.02, rel=0.01)
 
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmroot.kv_store.hashing import namespace_root, pack_tokens
-from warmroot.router.policy.in_flight import InFlight, Prefix
+from warmroot.router.policy.base import Prefix
+from warmroot.router.policy.in_flight import InFlight
 from warmroot.router.policy.prefix_counts import PrefixCounts
 
 ROOT = namespace_root("m")
@@ -25,7 +26,7 @@ def prefix(tokens, root=ROOT):
 def test_a_prefix_counts_from_reservation_until_its_events_are_in():
     clock = Clock()
     flight = InFlight(clock, linger_s=1.0)
-    reservation = flight.reserve("a", prefix([1, 2, 3, 4, 5]), 5, 1.0)
+    reservation = flight.reserve("a", prefix([1, 2, 3, 4, 5]), 5, 5, 1.0)
     assert flight.match(prefix([1, 2, 3, 4, 9])) == {"a": 4}
     assert flight.match(prefix([1, 2, 9, 9])) == {"a": 2}
     assert flight.match(prefix([1, 2, 3, 4], namespace_root("m", salt="x"))) == {}
@@ -40,7 +41,7 @@ def test_a_prefix_counts_from_reservation_until_its_events_are_in():
 
 def test_a_refused_prefix_counts_no_longer_at_once():
     flight = InFlight(Clock())
-    first, second = (flight.reserve("a", prefix([1, 2, 3, 4]), 4, 1.0) for _ in range(2))
+    first, second = (flight.reserve("a", prefix([1, 2, 3, 4]), 4, 4, 1.0) for _ in range(2))
     flight.release(first)
     assert flight.match(prefix([1, 2, 3, 4])) == {"a": 4}
     flight.release(second)
@@ -50,8 +51,8 @@ def test_a_refused_prefix_counts_no_longer_at_once():
 def test_backlog_is_the_sum_of_estimates_less_the_time_the_head_has_had():
     clock = Clock()
     flight = InFlight(clock)
-    first = flight.reserve("a", prefix([1]), 1, 2.0)
-    flight.reserve("a", prefix([2]), 1, 1.0)
+    first = flight.reserve("a", prefix([1]), 1, 1, 2.0)
+    flight.reserve("a", prefix([2]), 1, 1, 1.0)
     assert flight.backlog_s("a") == 3.0
     clock.now = 0.5
     assert flight.backlog_s("a") == 2.5
@@ -68,7 +69,7 @@ def test_backlog_is_the_sum_of_estimates_less_the_time_the_head_has_had():
 def test_ends_are_idempotent_in_any_order(calls):
     clock = Clock()
     flight = InFlight(clock)
-    reservation, other = (flight.reserve("a", prefix([1, 2]), 2, 1.0) for _ in range(2))
+    reservation, other = (flight.reserve("a", prefix([1, 2]), 2, 2, 1.0) for _ in range(2))
     for call in calls:
         getattr(flight, call)(reservation)
     flight.release(reservation)

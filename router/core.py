@@ -1,0 +1,330 @@
+"""The decisions of one router, without any waiting or talking: the same code in an ingress and in a simulator.
+
+Whoever uses it says which replicas there are, submits requests, and tells of first tokens, refusals and ends. The core
+answers where each request goes; one that had better wait is bound later, when a replica has become free for it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..cluster.errors import WarmrootError
+from ..cluster.ids import BlockHash, ReplicaId, RequestId
+from ..kv_store.hashing import salted
+from .fleet import Fleet, KnownReplica
+from .late_binding import LateBinding, WaitingLine
+from .openai.cluster_state import RoutingStats
+from .policy.base import Candidates, Numbers, Policy, Prefix, Ranked, Ranking, RoutingRequest
+from .policy.in_flight import InFlight, Reservation
+from .policy.warm_prefix import decode_slowdown
+
+HISTORY = 1024
+MIN_DECODE_SAMPLE = 16
+"""Tokens of an output from which the decode rate is learned."""
+
+
+class MatchingIndex(Protocol):
+    """Tells who holds a prompt's prefix, as ``PrefixIndex`` does."""
+
+    def match(self, namespace: BlockHash, tokens: bytes, block_size: int) -> dict[ReplicaId, int]:
+        """Leading tokens that each replica holds."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """Why a request went where it went."""
+
+    request_id: RequestId
+    prompt_tokens: int
+    ranking: Ranking
+    """All candidates with their costs, best first."""
+    cached_tokens: Numbers
+    """Prompt tokens that each candidate was expected to have cached, in the order of ``ranking.names``."""
+    seconds: float
+    """Time the choice took."""
+    chosen: Ranked | None = None
+    """Who accepted."""
+    predicted_tokens: int = 0
+    actual_tokens: int | None = None
+    """Cached tokens that the chosen replica found, once it has said so."""
+    refusals: list[WarmrootError] = field(default_factory=list[WarmrootError])
+
+    @property
+    def cached(self) -> dict[ReplicaId, int]:
+        """``cached_tokens`` by name."""
+        return dict(zip(self.ranking.names, map(int, self.cached_tokens), strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way. Only the core changes it."""
+
+    request: RoutingRequest
+    on_bound: Callable[["Ticket"], None]
+    """Called when a request that had to wait got its replica."""
+    arrived: float
+    decision: Decision | None = None
+    reservation: Reservation | None = None
+    """The place it has on a replica."""
+    member: KnownReplica | None = None
+    """That replica."""
+    tried: set[ReplicaId] = field(default_factory=set[ReplicaId])
+    idle: bool = False
+    """The replica had nothing else to do when the request was bound."""
+    first_at: float = 0.0
+    preferred: ReplicaId | None = None
+    """While it waits: the replica that was best for it when it was last looked at."""
+
+    @property
+    def replica(self) -> ReplicaId | None:
+        """Where it is bound to; None while it waits, after its end, or if nobody is left to try."""
+        return self.reservation.replica if self.reservation else None
+
+
+class RoutingCore:
+    """Chooses among the replicas that ``join``; ``clock`` gives monotonic seconds, ``index`` what they have cached.
+
+    ``late`` None binds every request at once. ``tokens_per_id``: prompt tokens that a packed id stands for; above 1 in
+    a simulation of traces that name whole blocks. ``decisions`` are the latest, newest last.
+    """
+
+    def __init__(
+        self,
+        index: MatchingIndex,
+        policy: Policy,
+        clock: Callable[[], float],
+        *,
+        late: LateBinding | None = None,
+        tokens_per_id: int = 1,
+        history: int = HISTORY,
+    ) -> None:
+        self.policy = policy
+        self.fleet = Fleet()
+        self.in_flight = InFlight(clock, on_change=self.fleet.sent)
+        self.decisions: deque[Decision] = deque(maxlen=history)
+        self._index = index
+        self._clock = clock
+        self._late = late if policy.binds_late else None
+        self._line = WaitingLine[Ticket](late.aging if late else 0.0)
+        self._tokens_per_id = tokens_per_id
+        self._news_at = clock()
+        self._reasons: Counter[tuple[str, str]] = Counter()
+        self._predicted = self._actual = self._best = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the router."""
+        return len(self._line)
+
+    def sync(self, replicas: Iterable[KnownReplica]) -> None:
+        """These are the replicas that may be chosen now, with their latest words."""
+        fleet, present = self.fleet, set[ReplicaId]()
+        for replica in replicas:
+            name = replica.info.replica
+            place = fleet.place(name)
+            if place is None or fleet.member(name) is not replica:
+                self.join(replica)
+            else:
+                fleet.told(place, replica.load)
+            present.add(name)
+        if len(present) < len(fleet):
+            for name in [name for name in fleet.names if name not in present]:
+                self.leave(name)
+
+    def join(self, replica: KnownReplica) -> None:
+        """A replica may be chosen from now on; another one of its name may not any more."""
+        name = replica.info.replica
+        if name in self.fleet:
+            if self.fleet.member(name) is replica:
+                return
+            self.leave(name)
+        self.fleet.join(replica, self.in_flight.account(name))
+
+    def leave(self, replica: ReplicaId) -> None:
+        """It gets no new request; what it has goes on."""
+        self.fleet.leave(replica)
+        self.policy.left(replica)
+
+    def submit(self, request: RoutingRequest, on_bound: Callable[[Ticket], None]) -> Ticket:
+        """Choose for a request and reserve its place there, or let it wait. There must be a replica.
+
+        End it with ``finish``, however it ends; ``on_bound`` is called only if it waited.
+        """
+        ticket = Ticket(request, on_bound, self._clock())
+        candidates, ranking = self._rank(ticket)
+        if self._may_bind(ticket, candidates, ranking):
+            self._bind(ticket, candidates, ranking)
+        else:
+            uncached = candidates.uncached(request.prompt_tokens)
+            self._line.put(ticket, float(candidates.prefill_s(uncached)[ranking.place]), ticket.arrived)
+        return ticket
+
+    def assign(self, request: RoutingRequest, replica: ReplicaId) -> Ticket:
+        """Reserve a place on a replica that someone else has chosen."""
+        ticket = Ticket(request, _ignore, self._clock())
+        cached = self.candidates(request).cached_tokens
+        self._reserve(ticket, replica, int(cached[self.fleet.names.index(replica)]))
+        return ticket
+
+    def refused(self, ticket: Ticket, error: WarmrootError) -> None:
+        """Its replica did not take it: it is bound to the next best, if not all were tried."""
+        decision = ticket.decision
+        if decision is None:
+            return
+        self._release(ticket)
+        decision.refusals.append(error)
+        for ranked in decision.ranking:
+            if ranked.replica not in ticket.tried and ranked.replica in self.fleet:
+                self._reserve(ticket, ranked.replica, int(decision.cached.get(ranked.replica, 0)))
+                return
+
+    def first_token(self, ticket: Ticket, cached_tokens: int | None) -> None:
+        """The replica found so many tokens cached and computed the others."""
+        reservation, decision = ticket.reservation, ticket.decision
+        if reservation is None or decision is None:
+            return
+        ticket.first_at = self._news_at = self._clock()
+        self.in_flight.first_token(reservation)
+        self.policy.first_token(ticket.request, reservation.replica)
+        self._note(decision, reservation.replica, cached_tokens)
+        if ticket.idle and cached_tokens is not None and reservation.replica in self.fleet:
+            uncached = ticket.request.prompt_tokens - cached_tokens
+            self._learn_prefill(reservation.replica, uncached, ticket.first_at - reservation.began)
+        self.pump()
+
+    def finish(self, ticket: Ticket, output_tokens: int = 0) -> None:
+        """It ended, well or not, or need not be served any more. Idempotent.
+
+        ``output_tokens`` came after the first token of a request that ended well.
+        """
+        if self._line.discard(ticket):
+            return
+        self._news_at = self._clock()
+        if ticket.reservation is not None and output_tokens >= MIN_DECODE_SAMPLE:
+            self._learn_decode(ticket.reservation.replica, (self._news_at - ticket.first_at) / output_tokens)
+        self._release(ticket)
+        self.pump()
+
+    def pump(self) -> None:
+        """Bind those that wait and need not any more. Call it now and then: backlogs shrink as time goes by."""
+        if self._late is None or not len(self._line) or not len(self.fleet):
+            return
+        stalled = self._clock() - self._news_at > self._late.stall_s
+        if not stalled and self.fleet.candidates(self._clock()).backlog_s.min() > self._late.backlog_s:
+            return
+        chosen: dict[int, tuple[Candidates, Ranking]] = {}
+
+        def ready(ticket: Ticket) -> bool:
+            nonlocal stalled
+            candidates, ranking = chosen[id(ticket)] = self._rank(ticket)
+            forced, stalled = stalled, False
+            return forced or self._is_free(candidates, ranking)
+
+        for ticket in self._line.take(self._late.tries, ready):
+            self._bind(ticket, *chosen[id(ticket)])
+            ticket.on_bound(ticket)
+
+    def routing(self) -> RoutingStats:
+        """What was decided since start."""
+        return RoutingStats(
+            decisions=dict(self._reasons),
+            predicted_hit_tokens=self._predicted,
+            actual_hit_tokens=self._actual,
+            best_hit_tokens=self._best,
+        )
+
+    def choose(self, request: RoutingRequest) -> tuple[Candidates, Ranking]:
+        """What the policy chooses from now, and its choice; nothing is reserved."""
+        candidates = self.candidates(request)
+        return candidates, self.policy.choose(request, candidates)
+
+    def candidates(self, request: RoutingRequest) -> Candidates:
+        """What the policy would choose from now."""
+        candidates, cached = self.fleet.candidates(self._clock()), {}
+        for namespace, block_size in self.fleet.caches:
+            cached |= self._cached(Prefix(salted(namespace, request.salt), block_size, request.tokens))
+        for name, tokens in cached.items():
+            place = self.fleet.place(name)
+            if place is not None:
+                candidates.cached_tokens[place] = tokens * self._tokens_per_id
+        return candidates
+
+    def _cached(self, prefix: Prefix) -> dict[ReplicaId, int]:
+        held = self._index.match(prefix.namespace, prefix.tokens, prefix.block_size)
+        for replica, tokens in self.in_flight.match(prefix).items():
+            if tokens > held.get(replica, 0):
+                held[replica] = tokens
+        return held
+
+    def _rank(self, ticket: Ticket) -> tuple[Candidates, Ranking]:
+        began = self._clock()
+        candidates, ranking = self.choose(ticket.request)
+        ticket.preferred = self.fleet.names[ranking.place]
+        ticket.decision = Decision(
+            ticket.request.request_id,
+            ticket.request.prompt_tokens,
+            ranking,
+            candidates.cached_tokens,
+            self._clock() - began,
+        )
+        return candidates, ranking
+
+    def _may_bind(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> bool:
+        """Unless its replica is busy, or one that has waited longer wants the same."""
+        if not self._is_free(candidates, ranking):
+            return False
+        return not len(self._line) or all(other.preferred != ticket.preferred for other in self._line)
+
+    def _is_free(self, candidates: Candidates, ranking: Ranking) -> bool:
+        return self._late is None or bool(candidates.backlog_s[ranking.place] <= self._late.backlog_s)
+
+    def _bind(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> None:
+        place = ranking.place
+        ticket.idle = not candidates.occupancy[place]
+        if ticket.decision is not None:
+            self.decisions.append(ticket.decision)
+        self._reserve(ticket, candidates.names[place], int(candidates.cached_tokens[place]))
+
+    def _reserve(self, ticket: Ticket, replica: ReplicaId, cached_tokens: int) -> None:
+        request, member = ticket.request, self.fleet.member(replica)
+        uncached = max(1, request.prompt_tokens - cached_tokens)
+        info = member.info
+        prefix = Prefix(salted(BlockHash(info.kv_namespace), request.salt), info.block_size, request.tokens)
+        seconds = member.rates.prefill_s(uncached)
+        ticket.tried.add(replica)
+        ticket.member = member
+        ticket.reservation = self.in_flight.reserve(replica, prefix, request.prompt_tokens, uncached, seconds)
+        self.policy.routed(request, replica)
+
+    def _release(self, ticket: Ticket) -> None:
+        reservation, ticket.reservation, ticket.member = ticket.reservation, None, None
+        if reservation is not None:
+            self.in_flight.release(reservation)
+            self.policy.finished(ticket.request, reservation.replica)
+
+    def _learn_prefill(self, replica: ReplicaId, uncached_tokens: int, seconds: float) -> None:
+        self.fleet.member(replica).rates.observe_prefill(uncached_tokens, seconds)
+        self.fleet.learned(replica)
+
+    def _learn_decode(self, replica: ReplicaId, seconds_per_token: float) -> None:
+        if replica in self.fleet:
+            member = self.fleet.member(replica)
+            member.rates.observe_decode(seconds_per_token, decode_slowdown(min(1.0, member.load.kv_usage)))
+            self.fleet.learned(replica)
+
+    def _note(self, decision: Decision, replica: ReplicaId, cached_tokens: int | None) -> None:
+        ranked = next(ranked for ranked in decision.ranking if ranked.replica == replica)
+        decision.chosen = ranked
+        decision.predicted_tokens = int(decision.cached_tokens[decision.ranking.names.index(replica)])
+        decision.actual_tokens = cached_tokens
+        reason = "refused" if decision.refusals else ranked.reason
+        self._reasons[self.policy.name, reason] += 1
+        self._predicted += decision.predicted_tokens
+        self._actual += cached_tokens or 0
+        self._best += int(decision.cached_tokens.max())
+
+
+def _ignore(ticket: Ticket) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,134 @@
+"""The replicas that may be chosen, as columns of numbers: their latest word, their speed, what was sent to them."""
+
+from typing import Protocol
+
+import numpy as np
+
+from ..cluster.ids import BlockHash, ReplicaId
+from ..cluster.messages import Load, ReplicaInfo
+from .policy.base import Candidates, Column, Numbers
+from .policy.in_flight import Account
+from .policy.rates import ReplicaRates
+
+_FIRST_CAPACITY = 8
+_LOAD = slice(Column.RUNNING, Column.MAX_NUM_SEQS + 1)
+_RATES = slice(Column.PREFILL_FIXED_S, Column.DECODE_STEP_S + 1)
+_SENT = slice(Column.UNFINISHED, Column.HEAD_SINCE + 1)
+
+
+class KnownReplica(Protocol):
+    """A replica, its latest word and its speed."""
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """What it announced."""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """What it said last."""
+        ...
+
+    @property
+    def rates(self) -> ReplicaRates:
+        """What was learned of it."""
+        ...
+
+
+class Fleet:
+    """A column for each replica. Columns stay dense: the last one moves into the place of one that leaves."""
+
+    def __init__(self) -> None:
+        self.names: list[ReplicaId] = []
+        self.caches: dict[tuple[BlockHash, int], int] = {}
+        """Replicas for each (namespace, block size): prompts are looked up in each of these once."""
+        self._members: list[KnownReplica] = []
+        self._loads: list[Load] = []
+        self._places: dict[ReplicaId, int] = {}
+        self._table: Numbers = np.zeros((len(Column), _FIRST_CAPACITY))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: ReplicaId) -> bool:
+        return name in self._places
+
+    def member(self, name: ReplicaId) -> KnownReplica:
+        """The replica of that name, as it was put in."""
+        return self._members[self._places[name]]
+
+    def place(self, name: ReplicaId) -> int | None:
+        """Its column."""
+        return self._places.get(name)
+
+    def join(self, member: KnownReplica, account: Account) -> None:
+        """Take a replica in. Its name must be new."""
+        place = len(self.names)
+        if place == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        info = member.info
+        self.names.append(info.replica)
+        self._members.append(member)
+        self._loads.append(member.load)
+        self._places[info.replica] = place
+        key = _cache_of(info)
+        self.caches[key] = self.caches.get(key, 0) + 1
+        self._table[Column.KV_TOTAL_TOKENS, place] = max(1, info.kv_total_blocks * info.block_size)
+        self._write_load(place, member.load)
+        self.learned(info.replica)
+        self.sent(info.replica, account)
+
+    def leave(self, name: ReplicaId) -> None:
+        """Take a replica out; one that is not there is no error."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return
+        key, last = _cache_of(self._members[place].info), len(self.names) - 1
+        self.caches[key] -= 1
+        if not self.caches[key]:
+            del self.caches[key]
+        for column in (self.names, self._members, self._loads):
+            column[place] = column[last]  # pyright: ignore[reportArgumentType, reportCallIssue]
+            column.pop()
+        if place != last:
+            self._table[:, place] = self._table[:, last]
+            self._places[self.names[place]] = place
+
+    def told(self, place: int, load: Load) -> None:
+        """Note a replica's latest word; cheap if it is the same object as before."""
+        if load is not self._loads[place]:
+            self._loads[place] = load
+            self._write_load(place, load)
+
+    def learned(self, name: ReplicaId) -> None:
+        """Note what a replica's rates are now."""
+        place = self._places.get(name)
+        if place is not None:
+            rates = self._members[place].rates
+            self._table[_RATES, place] = (rates.fixed_s, rates.token_s, rates.decode_step_s)
+
+    def sent(self, name: ReplicaId, account: Account) -> None:
+        """Note what is in flight to a replica."""
+        place = self._places.get(name)
+        if place is not None:
+            self._table[_SENT, place] = (
+                account.unfinished,
+                account.context_tokens,
+                account.sent_tokens,
+                account.sent_s,
+                account.head_s,
+                account.head_since,
+            )
+
+    def candidates(self, now: float) -> Candidates:
+        """All of them, with nothing cached."""
+        count = len(self.names)
+        return Candidates(self.names, self._table[:, :count], np.zeros(count), now)
+
+    def _write_load(self, place: int, load: Load) -> None:
+        usage = load.kv_usage
+        self._table[_LOAD, place] = (load.running, load.waiting, load.waiting_tokens, usage, load.max_num_seqs)
+
+
+def _cache_of(info: ReplicaInfo) -> tuple[BlockHash, int]:
+    return BlockHash(info.kv_namespace), info.block_size
