@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check bench kernels kernels-sanitized clean distclean
+.PHONY: help setup serve test test-slow hosts check bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -44,7 +44,11 @@ test: setup ## run the tests that take seconds to minutes
 
 test-slow: setup ## run the tests that take many minutes
 	@echo "==> pytest -m slow"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not hosts" $(ARGS)
+
+hosts: setup ## run the tests over three hosts made of network namespaces (root, minutes)
+	@echo "==> pytest -m hosts"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hosts -s $(ARGS)
 
 check: setup ## lint, format, types, import rules
 	@echo "==> ruff check" && $(BIN)/ruff check --quiet .
