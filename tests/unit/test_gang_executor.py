@@ -148,6 +148,21 @@ def test_ranks_that_do_not_sample_learn_what_was_sampled(started):
     assert [runner.learned for runner in crew.runners] == [known, known, [], known]
 
 
+@pytest.mark.parametrize("started", [Topology(tp=1, pp=2, ep=2)], indirect=True)
+def test_attention_groups_run_plans_of_their_own(started):
+    crew, executor = started
+    assert executor.num_groups == 2
+    executor.submit(plan(1))
+    assert tokens(executor) == [1, 1]
+    executor.submit_all([StepPlan(step=2), plan(2)])
+    assert tokens(executor) == [2, 2]
+    executor.submit(plan(3))
+    tokens(executor)
+    executor.shutdown()
+    first, second = [("a", [1]), ("b", [1])], [("a", [2]), ("b", [2])]
+    assert [runner.learned for runner in crew.runners] == [first, second, [], []]
+
+
 def test_states_of_the_ranks(started):
     _, executor = started
     places = [(state.rank, state.stage, state.pid) for state in executor.ranks()]

@@ -33,12 +33,23 @@ class Gang:
     """A leader and its ranks."""
 
     def __init__(
-        self, num_ranks: int, *, tcp: bool = False, sampling_ranks: tuple[int, ...] = (0,), deadline_s: float = WAIT_S
+        self,
+        num_ranks: int,
+        *,
+        tcp: bool = False,
+        sampling_ranks: tuple[int, ...] = (0,),
+        groups: list[list[int]] | None = None,
+        deadline_s: float = WAIT_S,
     ) -> None:
         self.losses: list[RankLostError] = []
         self.lost = threading.Event()
         self.sender = PlanSender(
-            num_ranks, TOKEN, sampling_ranks=sampling_ranks, deadline_s=deadline_s, on_lost=self._on_lost
+            num_ranks,
+            TOKEN,
+            sampling_ranks=sampling_ranks,
+            groups=groups,
+            deadline_s=deadline_s,
+            on_lost=self._on_lost,
         )
         addresses = self.sender.addresses[-1:] if tcp else self.sender.addresses
         receivers: dict[int, PlanReceiver] = {}
@@ -140,6 +151,22 @@ def test_the_answers_of_all_sampling_ranks_make_one_result(gang):
     for step in (1, 2):
         sequences = answer_to(step, 10 + step, "a").sequences + answer_to(step, 20 + step, "b").sequences
         assert made.sender.result() == StepResult(step=step, sequences=sequences)
+
+
+def test_groups_have_plans_of_their_own_and_learn_what_they_sampled(gang):
+    made = gang(4, sampling_ranks=(0, 2), groups=[[0, 1], [2, 3]])
+    made.sender.send(step_of(1, "a"), step_of(1, "b"))
+    made.ranks[2].reply(answer_to(1, 8, "b"))
+    made.ranks[0].reply(answer_to(1, 7, "a"))
+    assert made.sender.result() == StepResult(
+        step=1, sequences=answer_to(1, 7, "a").sequences + answer_to(1, 8, "b").sequences
+    )
+    made.sender.send(step_of(2, "a"), StepPlan(step=2))
+    first = [rank.receive(WAIT_S).plan for rank in made.ranks]
+    assert first == [step_of(1, "a")] * 2 + [step_of(1, "b")] * 2
+    second = [rank.receive(WAIT_S) for rank in made.ranks]
+    assert [delivery.plan for delivery in second] == [step_of(2, "a")] * 2 + [StepPlan(step=2)] * 2
+    assert [delivery.sampled for delivery in second] == [(("a", [7]),)] * 2 + [(("b", [8]),)] * 2
 
 
 def test_no_plan_follows_an_orderly_close(gang):

@@ -51,6 +51,7 @@ def test_data_parallel_attention_over_the_expert_ranks():
         (1, 1, 3),
     ]
     assert topology.sampling_ranks == [4, 6]
+    assert topology.attention_groups == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 @settings(deadline=None)
