@@ -4,16 +4,22 @@ import multiprocessing
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from warmroot.actors.parallel import spawn
+from warmroot.actors.parallel import rank, spawn
+from warmroot.actors.parallel.plan_receiver import PlanReceiver
+
+PATIENCE_S = 60.0
+"""The machine may have much else to do, and these tests are not about ranks that are lost."""
 
 
 def run(connection: Connection, *arguments: str) -> None:
     """In the child."""
+    rank.PlanReceiver = partial(PlanReceiver, silence_s=PATIENCE_S)
     spawn.main(str(connection.fileno()), *arguments)
 
 

@@ -25,11 +25,12 @@ from warmroot.cluster.sampling_params import SamplingParams
 from warmroot.cluster.topology import Topology
 from warmroot.kv_store.hashing import namespace_root
 
-from .sharded_fork import forked_ranks
+from .sharded_fork import PATIENCE_S, forked_ranks
 
 VOCAB = 128
 BLOCK_SIZE = 4
-STEP_S = 60.0
+ROUNDING = 2e-4
+"""Of log-probabilities in float32."""
 
 
 @dataclass
@@ -204,10 +205,10 @@ def served_by_gang(
         dtype=dtype,
         quantization=quantization,
         num_redundant_experts=num_redundant_experts,
-        step_s=STEP_S,
+        step_s=PATIENCE_S,
     )
     with forked_ranks():
-        executor = start_gang(RankProcesses(config))
+        executor = start_gang(RankProcesses(config), silence_s=PATIENCE_S)
     try:
         yield Served(executor, **options)
     finally:
@@ -233,7 +234,7 @@ def _take(outcome: Outcome, delta: TokenDelta) -> None:
     outcome.cached += delta.cached_tokens or 0
 
 
-def assert_equal(found: dict[str, Outcome], expected: dict[str, Outcome], *, atol: float = 2e-3) -> None:
+def assert_equal(found: dict[str, Outcome], expected: dict[str, Outcome], *, atol: float = ROUNDING) -> None:
     """Tokens and ends to the letter, log-probabilities but for rounding. Who has left has a part of the expected."""
     for name in found.keys() & ABORTED_AFTER.keys():
         tokens = found[name].tokens

@@ -15,7 +15,7 @@ TP2, PP2, TP2_PP2 = Topology(tp=2), Topology(pp=2), Topology(tp=2, pp=2)
 PLENTY = 400
 FAMILY = {TP2: "llama-yarn-rope", PP2: "gemma2", TP2_PP2: "qwen2"}
 """Of uneven heads, of two kinds of layers, and of more stages of windows than of others."""
-EACH_CUT = pytest.mark.parametrize("cut", FAMILY, ids=["tp2", "pp2", "tp2-pp2"])
+CUT_IDS = ["tp2", "pp2", "tp2-pp2"]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,18 @@ def folder(tmp_path_factory):
     return folders.__getitem__
 
 
+@pytest.fixture(scope="module", params=FAMILY, ids=CUT_IDS)
+def cut(request) -> Topology:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def gang(folder, cut):
+    """One for several tests, with pages for all."""
+    with served_by_gang(folder(cut), cut, PLENTY) as served:
+        yield served
+
+
 @pytest.fixture(scope="module")
 def expected(folder):
     return {cut: served_by_one(folder(cut)).run(load()) for cut in FAMILY}.__getitem__
@@ -38,24 +50,29 @@ def ask(name: str, prompt: list[int], **params) -> GenerateRequest:
     return GenerateRequest(request_id=RequestId(name), prompt_token_ids=prompt, params=SamplingParams(**params))
 
 
-@EACH_CUT
+SMALL = {
+    "a block for each token": ({"block_size": 1}, TP2_PP2),
+    "one sequence": ({"max_num_seqs": 1}, PP2),
+    "chunks of a token": ({"max_prefill_chunk": 1}, PP2),
+    "steps of a token": ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, TP2),
+    "no cache": ({"enable_prefix_caching": False, "max_num_batched_tokens": 1000}, TP2_PP2),
+}
+"""And the cut that runs every time."""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("cut", "options"),
     [
-        {"block_size": 1},
-        {"max_num_seqs": 1},
-        {"max_prefill_chunk": 1},
-        {"max_num_batched_tokens": 1, "max_num_seqs": 1},
-        {"enable_prefix_caching": False, "max_num_batched_tokens": 1000},
+        pytest.param(cut, options, id=f"{name}-{cut_id}", marks=() if cut == always else pytest.mark.slow)
+        for name, (options, always) in SMALL.items()
+        for cut, cut_id in zip(FAMILY, CUT_IDS, strict=True)
     ],
-    ids=["a block for each token", "one sequence", "chunks of a token", "steps of a token", "no cache"],
 )
 def test_small_sizes(folder, expected, cut, options):
     with served_by_gang(folder(cut), cut, PLENTY, **options) as served:
         assert_equal(served.run(load()), expected(cut))
 
 
-@EACH_CUT
 def test_a_prompt_that_fills_the_context_on_the_last_page(folder, cut):
     """Many more chunks than plans in flight, and then preempted by one that came before it."""
     long = [ask("long", random_tokens(0, 110), logprobs=0, max_tokens=18), ask("short", random_tokens(1, 3))]
@@ -66,17 +83,14 @@ def test_a_prompt_that_fills_the_context_on_the_last_page(folder, cut):
         assert max(len(plan.sequences) for plan in served.executor.plans) > 1
 
 
-@EACH_CUT
-def test_all_but_the_last_token_are_cached(folder, cut):
+def test_all_but_the_last_token_are_cached(gang):
     request = [ask("again", SHARED, logprobs=1)]
-    with served_by_gang(folder(cut), cut, PLENTY) as served:
-        first, second = served.run(request), served.run(request)
+    first, second = gang.run(request), gang.run(request)
     assert (first["again"].cached, second["again"].cached) == (0, len(SHARED) - 1)
-    assert_equal(second, first, atol=1e-4)
+    assert_equal(second, first)
 
 
-@EACH_CUT
-def test_ends_that_nobody_foresees_while_others_are_under_way(folder, cut):
+def test_ends_that_nobody_foresees_while_others_are_under_way(folder, cut, gang):
     """Every request ends at the first of its tokens that is a stop token, and none hears another's tokens."""
     requests = [ask(f"{index}", random_tokens(index, 5 + index), max_tokens=12) for index in range(6)]
     whole = served_by_one(folder(cut)).run(requests)
@@ -85,26 +99,21 @@ def test_ends_that_nobody_foresees_while_others_are_under_way(folder, cut):
         ask(f"{index}", random_tokens(index, 5 + index), max_tokens=12, stop_token_ids=(stops[f"{index}"],))
         for index in range(6)
     ]
-    with served_by_gang(folder(cut), cut, PLENTY) as served:
-        found = served.run(requests)
-    for name, outcome in found.items():
+    for name, outcome in gang.run(requests).items():
         tokens = whole[name].tokens
         assert outcome.tokens == tokens[: tokens.index(stops[name]) + 1]
         assert outcome.reason == FinishReason.STOP
 
 
-@EACH_CUT
-def test_a_name_that_is_used_again_at_once(folder, cut):
+def test_a_name_that_is_used_again_at_once(folder, cut, gang):
     """A client leaves while its request is in flight, and asks for something else by the same name."""
     first, second = ask("same", random_tokens(0, 60)), ask("same", random_tokens(1, 9))
-    expected = served_by_one(folder(cut)).run([second])
-    with served_by_gang(folder(cut), cut, PLENTY) as served:
-        engine = served.engine
-        engine.add(first)
-        assert engine.begin_all()
-        engine.abort(first.request_id)
-        with pytest.raises(InvalidRequestError, match="is running already"):
-            engine.add(second)
-        while engine.num_in_flight:
-            assert engine.end(served.executor.result()) == []
-        assert_equal(served.run([second]), expected)
+    engine = gang.engine
+    engine.add(first)
+    assert engine.begin_all()
+    engine.abort(first.request_id)
+    with pytest.raises(InvalidRequestError, match="is running already"):
+        engine.add(second)
+    while engine.num_in_flight:
+        assert engine.end(gang.executor.result()) == []
+    assert_equal(gang.run([second]), served_by_one(folder(cut)).run([second]))

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from warmroot.actors.kernels.library import native
 from warmroot.actors.models.spec import read_spec
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.topology import Topology
 
 from .conftest import FAMILIES, Family
-from .sharded_gang import BLOCK_SIZE, Outcome, assert_equal, load, served_by_gang, served_by_one
+from .sharded_gang import BLOCK_SIZE, ROUNDING, Outcome, assert_equal, load, served_by_gang, served_by_one
 from .test_sharded_moe import FAMILIES as SPARSE
 
 HEADS_9_3 = {
@@ -136,9 +137,15 @@ def test_a_gang_gives_what_one_process_gives(folder, expected, model, cut):
     path, topology = folder(model), CUTS[cut]
     with served_by_gang(path, topology, few_blocks(path), num_redundant_experts=4 if "ep" in cut else 0) as served:
         first, watched = served.run(load()), served.executor
-        assert_equal(first, expected(model))
+        assert_equal(first, expected(model), atol=_rounding(topology.stage_size > 1))
         assert watched.num_restarts
         assert watched.num_chunks
         assert watched.most_in_flight == topology.pp
         assert any(outcome.cached for outcome in first.values())
-        assert_equal(served.run(load()), expected(model))
+        # Experts move between ranks while they serve, and with them the order of sums.
+        assert_equal(served.run(load()), first, atol=_rounding("ep" in cut))
+
+
+def _rounding(sums_differ: bool) -> float:
+    """Native kernels give a row the same bits whatever else is computed."""
+    return ROUNDING if sums_differ or native() is None else 0.0
