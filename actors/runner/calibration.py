@@ -11,6 +11,8 @@ from ..engine.plan import NewSequence, SequenceStep, StepPlan
 
 _ID = RequestId("calibration")
 _NUM_DECODES = 8
+_NUM_TOKENS = 64
+"""Different tokens of the prompt: equal ones would all go to the same experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def _prefill(layout: KvLayout, step: int, length: int, blocks: int) -> StepPlan:
     groups = len(layout.groups)
     new = NewSequence(
         request_id=_ID,
-        token_ids=[0] * length,
+        token_ids=[position % _NUM_TOKENS for position in range(length)],
         num_prompt_tokens=length,
         params=SamplingParams(temperature=0.0),
         seed=0,

@@ -1,5 +1,8 @@
 """One engine for each attention group, all of which step together."""
 
+import asyncio
+from contextlib import aclosing
+
 import pytest
 from engine_harness import NAMESPACE, ScriptedExecutor, expected_output
 from hypothesis import HealthCheck, settings
@@ -11,10 +14,13 @@ from test_engine_properties import LAYOUTS, EngineMachine
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.engine.joint import JointEngine, start_engines
+from warmroot.actors.local_engine import LocalEngine, LocalGenerator
 from warmroot.cluster.errors import EngineError, InvalidRequestError, OverloadedError
+from warmroot.cluster.ids import RequestId
 from warmroot.cluster.kv_layout import KvLayout
-from warmroot.cluster.messages import FinishReason, Load
-from warmroot.kv_store.events import BlocksStored
+from warmroot.cluster.messages import FinishReason, GenerateRequest, Load
+from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.kv_store.events import BlocksStored, KvEvent
 
 PROMPT = [1, 2, 0, 1, 2, 2, 0, 1, 1, 0, 2, 1]
 
@@ -183,3 +189,37 @@ TestJointEngine = JointMachine.TestCase
 TestJointEngine.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+async def test_a_local_engine_runs_it():
+    """Streams, an abort by a reader that leaves, the events and a snapshot of them."""
+    groups = ScriptedGroups([ScriptedExecutor(KvLayout.of((None,), 4), 64, 50) for _ in range(2)])
+    config = EngineConfig(max_model_len=1000)
+    engine = start_engines(groups, config, lambda: 0.0, NAMESPACE)
+    events: list[KvEvent] = []
+    generator = LocalGenerator(
+        lambda on_deltas: LocalEngine(engine, groups, on_deltas, events.extend), asyncio.get_running_loop()
+    )
+
+    async def read(name: str, most: int) -> list[int]:
+        request = GenerateRequest(
+            request_id=RequestId(name), prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=20)
+        )
+        tokens: list[int] = []
+        async with aclosing(generator.generate(request)) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+                if len(tokens) >= most:
+                    break
+        return tokens
+
+    try:
+        found = await asyncio.gather(*(read(f"r{n}", 3 if n == 2 else 20) for n in range(5)))
+        expected = expected_output(PROMPT, 20, 50)
+        assert [tokens[:20] for tokens in found] == [expected, expected, expected[: len(found[2])], expected, expected]
+        cached = await asyncio.wrap_future(generator.engine.snapshot())
+        known = {block for event in cached for block in event.hashes}
+        assert known == {block for event in events if isinstance(event, BlocksStored) for block in event.hashes}
+        assert generator.engine.load().running == 0
+    finally:
+        generator.close()
