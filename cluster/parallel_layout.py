@@ -100,6 +100,14 @@ class RankLayout:
         """Bytes that the rank's weights take on its device once they are loaded."""
         return sum(self._tensor_bytes(name, dims, kept) for name, dims in self.loaded().items())
 
+    def copied_bytes(self, kept: KeptWeights) -> int:
+        """Bytes of the second copies that it may have beside ``weight_bytes``: see ``KeptWeights.is_copied``."""
+        if not kept.is_copied:
+            return 0
+        tensors = self.tensors()
+        copied = {name: tensors[name] for name in self.linears() if ".experts." not in name}
+        return 2 * count_elements(copied, {dim: len(part) for dim, part in self.cuts.items()})
+
     def _tensor_bytes(self, name: str, dims: Dims, kept: KeptWeights) -> int:
         sizes = [len(part) for part in self.part(dims)]
         if len(sizes) == 1:

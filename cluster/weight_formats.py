@@ -89,6 +89,9 @@ class KeptWeights:
     """What MLA makes keys and values of heads with: kept as activations are, and read in two parts."""
     exceptions: Mapping[str, WeightFormat] = field(default_factory=dict[str, WeightFormat])
     """Linears that are kept as something else, by the names of their weights."""
+    is_copied: bool = False
+    """Whether linears but experts may have a second copy, in another library's form, for the numbers of rows where that
+    is faster. The machine finds out when it loads."""
     ties_head: bool
     """Whether the head of a model with tied embeddings is the table itself; else it is a linear beside it."""
 
@@ -107,6 +110,7 @@ class KeptWeights:
             gates=_PACKED["float32"],
             latents=WEIGHT_FORMATS["float32"],
             exceptions={name: packed_format(kind) for name, kind in kinds.items()},
+            is_copied=names == ["float16"],
             ties_head=False,
         )
 

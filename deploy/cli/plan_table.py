@@ -28,7 +28,7 @@ def _facts(report: Report) -> Table:
     for label, text in (
         ("Model", _model(report)),
         ("Split", _split(report)),
-        ("Weights", f"{format_size(report['weight_bytes'])} as {report['dtype']}"),
+        ("Weights", _weights(report)),
         (
             "KV per token",
             f"{report['kv_token_bytes_per_layer']:,.0f} B a layer, {report['kv_token_bytes']:,.0f} B in all,"
@@ -67,6 +67,13 @@ def _model(report: Report) -> str:
     if report["sliding_layers"]:
         text += f", {report['sliding_layers']} layers see {report['sliding_window']:,} tokens"
     return text
+
+
+def _weights(report: Report) -> str:
+    text, copied = f"{format_size(report['weight_bytes'])} as {report['dtype']}", report["copied_weight_bytes"]
+    if not copied:
+        return text
+    return f"{text}, and {format_size(copied)} more where FBGEMM is faster for some numbers of rows"
 
 
 def _split(report: Report) -> str:

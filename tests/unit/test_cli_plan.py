@@ -271,6 +271,17 @@ def test_a_gpu_ties_the_head_and_a_cpu_packs_it(tmp_path, capsys):
     )
 
 
+def test_float16_may_be_there_twice_on_a_cpu(tmp_path, capsys):
+    model = folder(tmp_path, MIXTRAL_8X7B)
+    _, report = plan(capsys, model, "--memory", "141GB", "--dtype", "float16")
+    attention, head = 32 * 4096 * (4096 * 2 + 1024 * 2), 32000 * 4096
+    assert report["copied_weight_bytes"] == report["ranks"][0]["copied_weight_bytes"] == 2 * (attention + head)
+    assert main(["plan", model, "--memory", "141GB"]) == 0
+    assert "2.74 GiB more where FBGEMM is faster" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flags in (("--device", "cuda"), ("--quantization", "int8"), ("--dtype", "bfloat16")):
+        assert plan(capsys, model, "--memory", "141GB", *flags)[1]["copied_weight_bytes"] == 0
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("flags", "name", "weight_bytes"),
