@@ -2,23 +2,12 @@
 
 import time
 import uuid
-from dataclasses import dataclass
 
 import ray
 
-from ..cluster.messages import ModelCard, ReplicaInfo
+from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
 from ..kv_store.bus import InMemoryBus
 from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE, BusActorReader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartupNote:
-    """How far a replica is with ``stage``; ``failed`` holds the reason when it cannot start."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-    failed: str | None = None
 
 
 class BusActor(InMemoryBus):

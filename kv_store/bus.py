@@ -1,23 +1,28 @@
-"""The event bus: how routers learn what replicas hold and which of them live.
+"""The event bus: how routers learn what replicas hold, which of them live, and what other routers are doing.
 
 A replica publishes its event batches in order, a snapshot when the bus wants one, and heartbeats that keep its lease.
-A router reads the streams of all replicas behind one opaque cursor. A snapshot is a batch that begins with
-``CacheCleared``; publishing it compacts the stream, so that whoever starts late reads the snapshot and what followed.
+A router reads the streams of all replicas behind one opaque cursor. A snapshot is a row of batches, the hottest
+prefixes first; publishing it compacts the stream, so that whoever starts late reads the snapshot and what followed.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..cluster.messages import ReplicaInfo
+from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
+from .hot_prefixes import HotPrefix, merge_hot
 
 Cursor = dict[str, str]
 """Where a reader stands. Only the bus that made it can read it; ``{}`` is the oldest entry kept."""
 
+FROM_NOW = -1
+"""Where whoever begins to hear stands."""
+
 _FIRST_LEASE_S = 60.0
+_WORDS_KEPT = 1024
 
 
 class BusEntry(NamedTuple):
@@ -48,6 +53,25 @@ class BusReader(Protocol):
         """Have the replica told, on its next word, that a reader lost track of it."""
         ...
 
+    async def share(self, word: bytes) -> None:
+        """Tell all routers something that matters only now; who does not listen misses it."""
+        ...
+
+    async def hear(self, heard: int, timeout_s: float) -> tuple[list[bytes], int]:
+        """Words shared after position ``heard``, one's own among them, and the new position.
+
+        Waits up to ``timeout_s`` when there are none. Begin with ``FROM_NOW``.
+        """
+        ...
+
+    async def put_hot(self, source: str, prefixes: list[HotPrefix], ttl_s: float) -> None:
+        """Put a source's hottest prefixes in place of those that it told before; forgotten after ``ttl_s``."""
+        ...
+
+    async def hot(self, limit: int) -> list[HotPrefix]:
+        """The hottest prefixes of all sources together, hottest first."""
+        ...
+
 
 class EventBus(BusReader, Protocol):
     """A bus as replicas need it too."""
@@ -56,8 +80,8 @@ class EventBus(BusReader, Protocol):
         """Append encoded batches, in order. True: a snapshot is wanted. Words of an older epoch are dropped."""
         ...
 
-    async def publish_snapshot(self, replica: str, epoch: int, snapshot: bytes) -> None:
-        """Put an encoded batch that begins with ``CacheCleared`` in place of all that was published before it."""
+    async def publish_snapshot(self, replica: str, epoch: int, *parts: bytes) -> None:
+        """Put a snapshot, encoded batches in order, in place of all that was published before it."""
         ...
 
     async def heartbeat(self, info: ReplicaInfo, ttl_s: float) -> bool:
@@ -67,6 +91,40 @@ class EventBus(BusReader, Protocol):
     async def leave(self, replica: str, epoch: int) -> None:
         """Give the lease back at once; an older epoch cannot end a newer one's lease."""
         ...
+
+
+class ClusterBus(EventBus, Protocol):
+    """A bus as a cluster needs it: with what clients must know of the model, and how far replicas have started."""
+
+    async def put_card(self, card: ModelCard) -> None:
+        """Store what a client needs to use a model. Kept as long as some replica's heart beats."""
+        ...
+
+    async def card(self, name: str | None) -> ModelCard | None:
+        """The card of a served name, or of the only model when no name is given."""
+        ...
+
+    async def report(self, replica: str, note: StartupNote) -> None:
+        """A replica tells how far its start is."""
+        ...
+
+    async def notes(self) -> dict[str, StartupNote]:
+        """Latest note of each replica."""
+        ...
+
+    async def clear(self) -> None:
+        """Forget everything, such as what an earlier run of the cluster left behind."""
+        ...
+
+    async def close(self) -> None:
+        """End this process's connections."""
+        ...
+
+
+def only_card(cards: Iterable[ModelCard], name: str | None) -> ModelCard | None:
+    """The card of a served name, or the only one when no name is given."""
+    found = [card for card in cards if name is None or name in card.names]
+    return found[0] if len(found) == 1 else None
 
 
 @dataclass(slots=True)
@@ -80,22 +138,26 @@ class _Stream:
     info: ReplicaInfo | None = None
     wants_snapshot: bool = True
 
+    snapshot_bytes: int = 0
+
     def append(self, position: int, data: bytes, capacity_bytes: int) -> None:
         self.entries.append((position, data))
         self.num_bytes += len(data)
-        while self.num_bytes > capacity_bytes and len(self.entries) > 1:
+        while self.num_bytes > max(capacity_bytes, 2 * self.snapshot_bytes) and len(self.entries) > 1:
             self.num_bytes -= len(self.entries.popleft()[1])
             self.wants_snapshot = True
 
-    def restart(self) -> None:
+    def restart(self, snapshot_bytes: int) -> None:
         self.entries.clear()
         self.num_bytes = 0
+        self.snapshot_bytes = snapshot_bytes
+        self.wants_snapshot = False
 
 
 class InMemoryBus:
-    """``EventBus`` in one process. ``incarnation`` tells readers' cursors of another bus from its own.
+    """``ClusterBus`` in one process. ``incarnation`` tells readers' cursors of another bus from its own.
 
-    ``clock`` gives monotonic seconds. A stream keeps its newest ``capacity_bytes``; a lease that ran out takes its
+    ``clock`` gives monotonic seconds. A stream keeps its newest ``capacity_bytes``, or twice its snapshot; a lease that ran out takes its
     stream along. One ``read`` returns about ``read_bytes`` at most.
     """
 
@@ -113,6 +175,12 @@ class InMemoryBus:
         self._streams: dict[str, _Stream] = {}
         self._position = 0
         self._news = asyncio.Event()
+        self._words: deque[bytes] = deque(maxlen=_WORDS_KEPT)
+        self._num_words = 0
+        self._said = asyncio.Event()
+        self._hot: dict[str, tuple[float, list[HotPrefix]]] = {}
+        self._cards: dict[str, ModelCard] = {}
+        self._notes: dict[str, StartupNote] = {}
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """See ``EventBus``."""
@@ -125,14 +193,14 @@ class InMemoryBus:
             self._wake()
         return stream.wants_snapshot
 
-    async def publish_snapshot(self, replica: str, epoch: int, snapshot: bytes) -> None:
+    async def publish_snapshot(self, replica: str, epoch: int, *parts: bytes) -> None:
         """See ``EventBus``."""
         stream = self._stream(replica, epoch)
         if stream is None:
             return
-        stream.restart()
-        stream.wants_snapshot = False
-        self._append(stream, snapshot)
+        stream.restart(sum(map(len, parts)))
+        for data in parts:
+            self._append(stream, data)
         self._wake()
 
     async def heartbeat(self, info: ReplicaInfo, ttl_s: float) -> bool:
@@ -171,6 +239,59 @@ class InMemoryBus:
         """See ``EventBus``."""
         if replica in self._streams:
             self._streams[replica].wants_snapshot = True
+
+    async def share(self, word: bytes) -> None:
+        """See ``BusReader``."""
+        self._words.append(word)
+        self._num_words += 1
+        self._said.set()
+        self._said = asyncio.Event()
+
+    async def hear(self, heard: int, timeout_s: float) -> tuple[list[bytes], int]:
+        """See ``BusReader``."""
+        begin = self._num_words if heard < 0 else min(heard, self._num_words)
+        if begin == self._num_words:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._said.wait(), timeout_s)
+        fresh = min(self._num_words - begin, len(self._words))
+        return list(self._words)[len(self._words) - fresh :], self._num_words
+
+    async def put_hot(self, source: str, prefixes: list[HotPrefix], ttl_s: float) -> None:
+        """See ``BusReader``."""
+        self._hot[source] = (self._clock() + ttl_s, prefixes)
+
+    async def hot(self, limit: int) -> list[HotPrefix]:
+        """See ``BusReader``."""
+        now = self._clock()
+        self._hot = {source: told for source, told in self._hot.items() if told[0] > now}
+        return merge_hot((prefixes for _, prefixes in self._hot.values()), limit)
+
+    async def put_card(self, card: ModelCard) -> None:
+        """See ``ClusterBus``."""
+        self._cards[card.model] = card
+
+    async def card(self, name: str | None) -> ModelCard | None:
+        """See ``ClusterBus``."""
+        return only_card(self._cards.values(), name)
+
+    async def report(self, replica: str, note: StartupNote) -> None:
+        """See ``ClusterBus``."""
+        self._notes[replica] = note
+
+    async def notes(self) -> dict[str, StartupNote]:
+        """See ``ClusterBus``."""
+        return self._notes
+
+    async def clear(self) -> None:
+        """See ``ClusterBus``."""
+        self._streams.clear()
+        self._hot.clear()
+        self._cards.clear()
+        self._notes.clear()
+        self._wake()
+
+    async def close(self) -> None:
+        """See ``ClusterBus``."""
 
     def _stream(self, replica: str, epoch: int) -> _Stream | None:
         """The replica's stream, made anew for a newer epoch; None for an older one."""

@@ -4,6 +4,7 @@ A chain of blocks starts at its namespace root (``hashing.namespace_root``): tha
 and is itself never stored. Events of one batch apply in order; leaves are removed before their parents.
 """
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,8 @@ from .hashing import HASH_BYTES, TOKEN_BYTES
 
 MAX_BATCH_BYTES = 64 * 2**20
 _VERSION = 1
+_ZLIB = 0x78
+"""First byte of zlib's format, and no beginning of an array in msgpack."""
 _T = TypeVar("_T")
 
 
@@ -43,7 +46,17 @@ class CacheCleared:
     """Nothing is cached any more."""
 
 
-KvEvent = BlocksStored | BlocksRemoved | CacheCleared
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """The batch that begins with it restates what is cached, which is news only to those who lost track.
+
+    Part 0 replaces all that was known; each further part, in the batch after, adds to it.
+    """
+
+    number: int
+
+
+KvEvent = BlocksStored | BlocksRemoved | CacheCleared | SnapshotPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +69,25 @@ class KvEventBatch:
     events: tuple[KvEvent, ...]
 
 
-def encode(batch: KvEventBatch) -> bytes:
-    """The msgpack of ``[version, replica, epoch, seq, [event, ...]]``. Raises ValueError above MAX_BATCH_BYTES."""
+def encode(batch: KvEventBatch, *, compress: bool = False) -> bytes:
+    """The msgpack of ``[version, replica, epoch, seq, [event, ...]]``, or its zlib form.
+
+    Raises ValueError above MAX_BATCH_BYTES.
+    """
     events = [_event_to_wire(event) for event in batch.events]
     wire = [_VERSION, batch.replica, batch.epoch, batch.seq, events]
     data = cast(bytes, msgpack.packb(wire))  # pyright: ignore[reportUnknownMemberType]
     if len(data) > MAX_BATCH_BYTES:
         raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
-    return data
+    return zlib.compress(data, 1) if compress else data
 
 
 def decode(data: bytes) -> KvEventBatch:
     """Inverse of ``encode``. Raises ValueError that names what is wrong with ``data``."""
     if len(data) > MAX_BATCH_BYTES:
         raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
+    if data[:1] == bytes((_ZLIB,)):
+        data = _inflate(data)
     try:
         wire = cast(Any, msgpack.unpackb(data))  # pyright: ignore[reportUnknownMemberType]
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -85,6 +103,17 @@ def decode(data: bytes) -> KvEventBatch:
     )
 
 
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        inflated = inflater.decompress(data, MAX_BATCH_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"batch is not zlib: {error}") from error
+    if not inflater.eof:
+        raise ValueError(f"batch is cut off or inflates to more than {MAX_BATCH_BYTES} bytes")
+    return inflated
+
+
 def _event_to_wire(event: KvEvent) -> list[Any]:
     match event:
         case BlocksStored(parent, hashes, token_ids, tier):
@@ -93,6 +122,8 @@ def _event_to_wire(event: KvEvent) -> list[Any]:
             return ["removed", b"".join(hashes), tier]
         case CacheCleared():
             return ["cleared"]
+        case SnapshotPart(number):
+            return ["snapshot", number]
 
 
 def _event_from_wire(wire: Any, where: str) -> KvEvent:
@@ -106,6 +137,8 @@ def _event_from_wire(wire: Any, where: str) -> KvEvent:
     if kind == "cleared":
         _fields(wire, 1, where)
         return CacheCleared()
+    if kind == "snapshot":
+        return SnapshotPart(_counter(_fields(wire, 2, where)[1], f"{where}.number"))
     raise ValueError(f"{where}: unknown event {kind!r:.40}")
 
 

@@ -7,8 +7,8 @@ events attach.
 
 from enum import Enum, auto
 
-from ..cluster.ids import BlockHash, ReplicaId
-from .events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch
+from ..cluster.ids import BlockHash, Epoch, ReplicaId
+from .events import BlocksStored, CacheCleared, KvEvent, KvEventBatch, SnapshotPart
 from .hash_map import KEY_BYTES, HashMap
 from .hashing import TOKEN_BYTES
 
@@ -57,13 +57,15 @@ class Root(Node):
 class _Replica:
     """What the index knows of one replica's stream."""
 
-    __slots__ = ("bit", "epoch", "in_step", "next_seq", "num_blocks")
+    __slots__ = ("bit", "epoch", "in_step", "loading", "next_seq", "num_blocks")
 
     def __init__(self, bit: int, epoch: int) -> None:
         self.bit = bit
         self.epoch = epoch
         self.next_seq = 0
         self.in_step = True
+        self.loading = False
+        """In the middle of a snapshot."""
         self.num_blocks = 0
 
 
@@ -89,7 +91,10 @@ class PrefixIndex:
         return known.num_blocks if known else 0
 
     def apply(self, batch: KvEventBatch) -> Applied:
-        """Take in one batch. After GAP, a batch that begins with ``CacheCleared`` (a snapshot) sets things right."""
+        """Take in one batch. After GAP, one that begins with ``CacheCleared`` or a snapshot sets things right.
+
+        A snapshot that only tells what is known already is passed over.
+        """
         replica = self._replicas.get(batch.replica)
         if replica is None or replica.epoch < batch.epoch:
             self.drop(batch.replica)
@@ -98,14 +103,18 @@ class PrefixIndex:
         oldest = replica.next_seq if replica.in_step else replica.next_seq - 1
         if batch.epoch < replica.epoch or batch.seq < oldest:
             return Applied.STALE
-        whole = bool(batch.events) and isinstance(batch.events[0], CacheCleared)
-        if not whole and (batch.seq != replica.next_seq or not replica.in_step):
+        first = batch.events[0] if batch.events else None
+        follows = batch.seq == replica.next_seq and replica.in_step
+        if not follows and not _is_whole(first):
             replica.in_step = False
             return Applied.GAP
+        known = follows and isinstance(first, SnapshotPart) and not replica.loading and batch.seq > 0
         replica.next_seq = batch.seq + 1
         replica.in_step = True
-        for event in batch.events:
-            self._apply_event(replica, event)
+        replica.loading = isinstance(first, SnapshotPart) and not known
+        if not known:
+            for event in batch.events:
+                self._apply_event(replica, event)
         return Applied.APPLIED
 
     def match(self, namespace: BlockHash, tokens: bytes, block_size: int) -> dict[ReplicaId, int]:
@@ -134,10 +143,11 @@ class PrefixIndex:
             self._note(found, holders, depth)
         return found
 
-    def drop(self, replica: ReplicaId) -> None:
-        """Forget a replica and all it held."""
-        gone = self._replicas.pop(replica, None)
-        if gone is not None:
+    def drop(self, replica: ReplicaId, before: Epoch | None = None) -> None:
+        """Forget a replica and all it held; with ``before`` only if what is known is of an older epoch."""
+        gone = self._replicas.get(replica)
+        if gone is not None and (before is None or gone.epoch < before):
+            del self._replicas[replica]
             self._clear(gone)
             self._names[gone.bit.bit_length() - 1] = None
 
@@ -160,9 +170,10 @@ class PrefixIndex:
         replica = self._replicas[name] = _Replica(1 << slot, epoch)
         return replica
 
-    def _apply_event(self, replica: _Replica, event: BlocksStored | BlocksRemoved | CacheCleared) -> None:
-        if isinstance(event, CacheCleared):
-            self._clear(replica)
+    def _apply_event(self, replica: _Replica, event: KvEvent) -> None:
+        if isinstance(event, (CacheCleared, SnapshotPart)):
+            if _is_whole(event):
+                self._clear(replica)
         elif event.tier != DEVICE_TIER:
             return
         elif isinstance(event, BlocksStored):
@@ -327,6 +338,11 @@ class PrefixIndex:
     def _free(self, node: Node) -> None:
         self._nodes[node.number] = None
         self._free_numbers.append(node.number)
+
+
+def _is_whole(event: KvEvent | None) -> bool:
+    """Whether what was known before no longer counts."""
+    return isinstance(event, CacheCleared) or (isinstance(event, SnapshotPart) and event.number == 0)
 
 
 def common_blocks(a: bytes, a_start: int, b: bytes, b_start: int, step: int) -> int:

@@ -4,7 +4,6 @@ The array is ``[kind, field, ...]``; a delta is an array too, with empty fields 
 decode raises WireError, which names the fault; the connection is then closed.
 """
 
-import dataclasses
 import sys
 from array import array
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
 from ..cluster import errors
 from ..cluster.errors import OverloadedError, ServerError, WarmrootError
-from ..cluster.ids import ReplicaId, RequestId
-from ..cluster.messages import FinishReason, GenerateRequest, Load, RankInfo, ReplicaInfo, TokenDelta, TokenLogprob
+from ..cluster.ids import RequestId
+from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
 from ..cluster.sampling_params import SamplingParams
+from ..kv_store.announcements import info_from_wire, info_to_wire
 from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
 
 PROTOCOL_VERSION = 1
@@ -25,7 +25,6 @@ MAX_HELLO_BYTES = 4096
 """Limit on a frame of a peer that has not shown the token yet."""
 _LENGTH_BYTES = 4
 _T = TypeVar("_T")
-_Info = TypeVar("_Info", ReplicaInfo, RankInfo)
 
 
 class WireError(ServerError):
@@ -178,7 +177,7 @@ def _to_wire(message: Message) -> list[Any]:
         case Hello(token, version):
             return [kind, token, version]
         case HelloAck(info, load):
-            return [kind, dataclasses.asdict(info), _load_to_wire(load)]
+            return [kind, info_to_wire(info), _load_to_wire(load)]
         case Submit(request):
             return [kind, *_request_to_wire(request)]
         case Abort(request_id):
@@ -205,7 +204,7 @@ def _from_wire(wire: list[Any]) -> Message:
         case "Hello", [str(token), int(version)]:
             return Hello(token, version)
         case "HelloAck", [dict(info), load]:
-            return HelloAck(_info_from_wire(cast("dict[str, Any]", info)), _load_from_wire(load))
+            return HelloAck(info_from_wire(cast("dict[str, Any]", info)), _load_from_wire(load))
         case "Submit", [*request]:
             return Submit(_request_from_wire(request))
         case "Abort", [str(request_id)]:
@@ -332,42 +331,6 @@ def _load_from_wire(wire: Any) -> Load:
         kv_total_blocks=max(1, kv_total_blocks),
         max_num_seqs=max(1, max_num_seqs),
     )
-
-
-def _info_from_wire(wire: dict[str, Any]) -> ReplicaInfo:
-    fields = dict(wire)
-    fields["ranks"] = tuple(_checked(RankInfo(**rank)) for rank in fields.get("ranks", ()))
-    info = _checked(ReplicaInfo(**fields))
-    return dataclasses.replace(info, replica=ReplicaId(info.replica))
-
-
-def _checked(info: _Info) -> _Info:
-    for spec in dataclasses.fields(info):
-        value: Any = getattr(info, spec.name)
-        wanted = _INFO_TYPES.get(spec.name, str)
-        if not isinstance(value, wanted):
-            raise WireError(f"{type(info).__name__}.{spec.name} must not be {type(value).__name__}")
-    return info
-
-
-_INFO_TYPES: dict[str, type | tuple[type, ...]] = {
-    "epoch": int,
-    "kv_namespace": bytes,
-    "block_size": int,
-    "kv_total_blocks": int,
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "max_model_len": int,
-    "prefill_tokens_per_s": (int, float),
-    "decode_step_s": (int, float),
-    "pid": int,
-    "num_threads": int,
-    "ranks": tuple,
-    "rank": int,
-    "stage": int,
-    "memory_bytes": int,
-    "last_step": int,
-}
 
 
 def _error_to_wire(error: WarmrootError) -> list[Any]:

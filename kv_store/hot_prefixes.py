@@ -1,0 +1,28 @@
+"""The prefixes that save the most work: what a new replica should be warmed with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..cluster.ids import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """Whole blocks from the start of a namespace on; ``heat`` is prompt tokens saved per second."""
+
+    namespace: BlockHash
+    block_size: int
+    tokens: bytes
+    """As ``hashing.pack_tokens`` makes them."""
+    heat: float
+
+
+def merge_hot(told: Iterable[Iterable[HotPrefix]], limit: int) -> list[HotPrefix]:
+    """At most ``limit`` prefixes, hottest first; what several sources tell of one prefix adds up."""
+    merged: dict[tuple[BlockHash, int, bytes], HotPrefix] = {}
+    for prefixes in told:
+        for prefix in prefixes:
+            key = (prefix.namespace, prefix.block_size, prefix.tokens)
+            known = merged.get(key)
+            merged[key] = prefix if known is None else replace(known, heat=known.heat + prefix.heat)
+    return sorted(merged.values(), key=lambda prefix: -prefix.heat)[:limit]
