@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from ...cluster.ids import BlockHash
-from ...kv_store.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
+from ...kv_store.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, SnapshotPart
 
 _Key = tuple[str, BlockHash]
 """Tier and block."""
@@ -33,6 +33,8 @@ class EventUnion:
                     merged += self._remove(cache, [(tier, block) for block in hashes])
                 case CacheCleared():
                     merged += self._clear(cache)
+                case SnapshotPart():  # comes in where snapshots are published, which is after this
+                    merged.append(event)
         return merged
 
     def _store(self, cache: int, event: BlocksStored) -> list[KvEvent]:
