@@ -116,10 +116,13 @@ class Engine:
         except Exception as error:  # whatever the executor meets, its requests must end
             return self.fail(f"{type(error).__name__}: {error}")
 
-    def begin(self) -> bool:
-        """Schedule the next step and submit it. False: nothing to run now. May be called again before ``end``."""
+    def begin(self, *, beside_decodes: bool = False) -> bool:
+        """Schedule the next step and submit it. False: nothing to run now. May be called again before ``end``.
+
+        ``beside_decodes``: see ``Scheduler.schedule``.
+        """
         self._check_alive()
-        scheduled = self.scheduler.schedule(self._num_steps + 1)
+        scheduled = self.scheduler.schedule(self._num_steps + 1, beside_decodes=beside_decodes)
         if scheduled is None:
             return False
         self._num_steps += 1

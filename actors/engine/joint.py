@@ -128,8 +128,12 @@ class JointEngine:
     def begin(self) -> bool:
         """Schedule the next step of all groups and submit it. False: nothing to run now."""
         self._check_alive()
+        # A step takes as long as its longest part: nobody's prefill may hold up the decodes of another group.
+        decodes = any(engine.scheduler.has_decodes for engine in self.engines)
         begun = [
-            (engine, lane.take()) for engine, lane in zip(self.engines, self._lanes, strict=True) if engine.begin()
+            (engine, lane.take())
+            for engine, lane in zip(self.engines, self._lanes, strict=True)
+            if engine.begin(beside_decodes=decodes)
         ]
         if not begun:
             return False

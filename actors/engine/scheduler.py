@@ -48,8 +48,18 @@ class Scheduler:
         self._no_blocks: tuple[list[BlockId], ...] = tuple([] for _ in cache.layout.groups)
         self._windowed = any(group.window is not None for group in cache.layout.groups)
 
-    def schedule(self, step: int) -> tuple[StepPlan, dict[Request, int]] | None:
-        """The next plan and its requests with their numbers of tokens; None when nothing can run now."""
+    @property
+    def has_decodes(self) -> bool:
+        """Whether a sequence can compute the one token that it lacks."""
+        return any(
+            request.num_expected - request.num_scheduled == 1 and self._may_go_on(request) for request in self.running
+        )
+
+    def schedule(self, step: int, *, beside_decodes: bool = False) -> tuple[StepPlan, dict[Request, int]] | None:
+        """The next plan and its requests with their numbers of tokens; None when nothing can run now.
+
+        ``beside_decodes``: decodes elsewhere wait for this step, so prefills are bounded as if they were here.
+        """
         draft = Draft(self._config.max_num_batched_tokens)
         prefills: list[Request] = []
         most_decodes = -(-len(self.running) // self._num_parts)
@@ -61,7 +71,7 @@ class Scheduler:
                 prefills.append(request)
             elif len(draft.chunks) < most_decodes:
                 self._advance(request, draft)
-        if draft.chunks and self._config.max_prefill_chunk is not None:
+        if (draft.chunks or beside_decodes) and self._config.max_prefill_chunk is not None:
             draft.budget = min(draft.budget, self._config.max_prefill_chunk)
         for request in prefills:
             if draft.budget and request.status is Status.RUNNING:

@@ -19,7 +19,7 @@ from .mlp import GatedMLP
 from .moe import MoeMLP
 
 _MIN_CHOICES = 32
-"""Tokens an expert, on average: with fewer the standard deviation of an even load is more than a sixth of it."""
+"""Tokens an expert, on average: with fewer, chance alone moves an even load by more than a sixth."""
 
 
 class ExpertBalancer:

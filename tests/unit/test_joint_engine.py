@@ -75,6 +75,18 @@ def test_a_warm_prefix_draws_until_there_is_too_much_work():
     h.check()
 
 
+def test_a_prefill_does_not_hold_up_the_decodes_of_another_group():
+    h = JointHarness(2, max_num_batched_tokens=64, max_prefill_chunk=5)
+    h.add("a", PROMPT, max_tokens=20)
+    h.step()
+    h.add("b", [n % 3 for n in range(40)], max_tokens=4)
+    h.run()
+    h.check()
+    first, second = ([plan.num_tokens for plan in group.plans] for group in h.executor.groups)
+    assert first == [12] + [1] * 19
+    assert second == [0] + [5] * 8 + [1] * 3 + [0] * 8
+
+
 def test_events_are_those_of_the_union():
     h = JointHarness(2, vocab_size=50)
     h.add("a", PROMPT, max_tokens=1)
