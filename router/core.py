@@ -101,7 +101,7 @@ class RoutingCore:
         history: int = HISTORY,
     ) -> None:
         self.policy = policy
-        self.fleet = Fleet()
+        self.fleet = Fleet(tokens_per_id)
         self.in_flight = InFlight(clock, on_change=self.fleet.sent)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self._index = index

@@ -38,7 +38,9 @@ class KnownReplica(Protocol):
 class Fleet:
     """A column for each replica. Columns stay dense: the last one moves into the place of one that leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_per_id: int = 1) -> None:
+        """``tokens_per_id``: see ``RoutingCore``."""
+        self._tokens_per_id = tokens_per_id
         self.names: list[ReplicaId] = []
         self.caches: dict[tuple[BlockHash, int], int] = {}
         """Replicas for each (namespace, block size): prompts are looked up in each of these once."""
@@ -73,7 +75,8 @@ class Fleet:
         self._places[info.replica] = place
         key = _cache_of(info)
         self.caches[key] = self.caches.get(key, 0) + 1
-        self._table[Column.KV_TOTAL_TOKENS, place] = max(1, info.kv_total_blocks * info.block_size)
+        kv_tokens = info.kv_total_blocks * info.block_size * self._tokens_per_id
+        self._table[Column.KV_TOTAL_TOKENS, place] = max(1, kv_tokens)
         self._write_load(place, member.load)
         self.learned(info.replica)
         self.sent(info.replica, account)

@@ -1,0 +1,1 @@
+"""A cluster on a virtual clock: the production routing core and prefix index before simulated replicas."""
