@@ -5,13 +5,13 @@ import random
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
+from ..kv_store.bus import ClusterBus
 from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
 from ..router.late_binding import LateBinding
 from ..router.membership import Membership
 from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
-from .embedded_bus import RayBus
 
 CARD_POLL_S = 0.1
 
@@ -19,14 +19,17 @@ CARD_POLL_S = 0.1
 class ClusterClient:
     """Frontend, dispatcher and membership of this process, all on the event loop that made them."""
 
-    def __init__(self, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend) -> None:
+    def __init__(
+        self, bus: ClusterBus, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend
+    ) -> None:
+        self._bus = bus
         self.card = card
         self.membership = membership
         self.dispatcher = dispatcher
         self.frontend = frontend
 
     @classmethod
-    async def connect(cls, bus: RayBus, model: str | None = None, *, timeout_s: float = 3600.0) -> "ClusterClient":
+    async def connect(cls, bus: ClusterBus, model: str | None = None, *, timeout_s: float = 3600.0) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
 
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
@@ -46,18 +49,24 @@ class ClusterClient:
             new_seed=lambda: draws.getrandbits(63),
         )
         await membership.start()
-        return cls(card, membership, dispatcher, frontend)
+        return cls(bus, card, membership, dispatcher, frontend)
 
     async def close(self) -> None:
         """Disconnect from replicas and bus."""
         await self.membership.close()
+        await self._bus.close()
 
 
-async def _card(bus: RayBus, model: str | None, timeout_s: float) -> ModelCard:
+async def _card(bus: ClusterBus, model: str | None, timeout_s: float) -> ModelCard:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while (card := await bus.card(model)) is None:
-        if loop.time() > deadline:
-            raise ReplicaUnavailableError(f"no replica of {model or 'a single model'} came up in {timeout_s:g} s")
+    reason = ""
+    while loop.time() <= deadline:
+        try:
+            card = await bus.card(model)
+        except ConnectionError as error:
+            card, reason = None, f": {error}"
+        if card is not None:
+            return card
         await asyncio.sleep(CARD_POLL_S)
-    return card
+    raise ReplicaUnavailableError(f"no replica of {model or 'a single model'} came up in {timeout_s:g} s{reason}")

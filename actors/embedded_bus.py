@@ -1,51 +1,46 @@
-"""The event bus of a cluster without Redis: one named Ray actor, with a notice board for starting replicas."""
+"""The cluster's bus: in a named Ray actor, or in Redis; the actor then only tells where."""
 
+import os
 import time
 import uuid
+from typing import Any
 
 import ray
 
+from ..cluster.config import WarmrootConfig
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
-from ..kv_store.bus import InMemoryBus
+from ..cluster.metadata_store import RedisAddress, parse_store, with_password
+from ..kv_store.bus import ClusterBus, InMemoryBus
+from ..kv_store.redis_bus import RedisEventBus
 from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE, BusActorReader
 
 
 class BusActor(InMemoryBus):
-    """Runs in the actor: the bus, what clients need to know of the model, and how far replicas have started."""
+    """Runs in the actor: the bus of a cluster without Redis, or the address of the Redis."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: RedisAddress | None = None) -> None:
         super().__init__(time.monotonic, uuid.uuid4().hex)
-        self._cards: dict[str, ModelCard] = {}
-        self._notes: dict[str, StartupNote] = {}
+        self._store = store
 
-    async def put_card(self, card: ModelCard) -> None:
-        """Store what a client needs to use a model."""
-        self._cards[card.model] = card
+    async def put_store(self, store: RedisAddress | None) -> None:
+        """Where the bus is now; None: here."""
+        self._store = store
 
-    async def card(self, name: str | None) -> ModelCard | None:
-        """The card of a served name, or of the only model when no name is given."""
-        found = [card for card in self._cards.values() if name is None or name in card.names]
-        return found[0] if len(found) == 1 else None
-
-    async def report(self, replica: str, note: StartupNote) -> None:
-        """A replica tells how far its start is."""
-        self._notes[replica] = note
-
-    async def notes(self) -> dict[str, StartupNote]:
-        """Latest note of each replica."""
-        return self._notes
+    async def store(self) -> RedisAddress | None:
+        """Where the bus is; None: here."""
+        return self._store
 
 
 class RayBus(BusActorReader):
-    """``EventBus`` of this process, over the actor. Raises ConnectionError while the actor cannot be reached."""
+    """``ClusterBus`` of this process, over the actor. Raises ConnectionError while the actor cannot be reached."""
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """See ``EventBus``."""
         return await self._call("publish", replica, epoch, batches)
 
-    async def publish_snapshot(self, replica: str, epoch: int, snapshot: bytes) -> None:
+    async def publish_snapshot(self, replica: str, epoch: int, *parts: bytes) -> None:
         """See ``EventBus``."""
-        await self._call("publish_snapshot", replica, epoch, snapshot)
+        await self._call("publish_snapshot", replica, epoch, *parts)
 
     async def heartbeat(self, info: ReplicaInfo, ttl_s: float) -> bool:
         """See ``EventBus``."""
@@ -55,29 +50,66 @@ class RayBus(BusActorReader):
         """See ``EventBus``."""
         await self._call("leave", replica, epoch)
 
+    async def check(self) -> None:
+        """See ``ClusterBus``."""
+        await self._call("check")
+
     async def put_card(self, card: ModelCard) -> None:
-        """See ``BusActor``."""
+        """See ``ClusterBus``."""
         await self._call("put_card", card)
 
     async def card(self, name: str | None) -> ModelCard | None:
-        """See ``BusActor``."""
+        """See ``ClusterBus``."""
         return await self._call("card", name)
 
     async def report(self, replica: str, note: StartupNote) -> None:
-        """See ``BusActor``."""
+        """See ``ClusterBus``."""
         await self._call("report", replica, note)
 
+    async def notes(self) -> dict[str, StartupNote]:
+        """See ``ClusterBus``."""
+        return await self._call("notes")
 
-def open_bus() -> RayBus:
-    """The cluster's bus; started if there is none yet. It outlives the process that started it."""
+    async def clear(self) -> None:
+        """See ``ClusterBus``."""
+        await self._call("clear")
+
+    async def close(self) -> None:
+        """See ``ClusterBus``."""
+
+
+def store_of(config: WarmrootConfig) -> RedisAddress | None:
+    """Where the configuration wants the bus, with the environment's password; None: in the actor."""
+    store = config.deploy.metadata_store
+    address = None if store is None else parse_store(store.get_secret_value())
+    return None if address is None else with_password(address, os.environ)
+
+
+def open_bus(config: WarmrootConfig) -> ClusterBus:
+    """The cluster's bus. The actor is started if there is none yet; it outlives the process that started it."""
+    store = store_of(config)
     options = {"name": BUS_ACTOR, "namespace": BUS_NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    actor = ray.remote(BusActor).options(num_cpus=0, max_concurrency=1000, max_restarts=-1, **options).remote()
-    return RayBus(actor)
+    remote: Any = ray.remote(BusActor)
+    actor = remote.options(num_cpus=0, max_concurrency=1000, max_restarts=-1, **options).remote(store)
+    if store is None:
+        return RayBus(actor)
+    actor.put_store.remote(store)  # an actor that was there may know of another
+    return RedisEventBus(store)
 
 
-def find_bus() -> RayBus | None:
+def find_bus() -> ClusterBus | None:
     """The cluster's bus, or None where Warmroot is not running."""
     try:
-        return RayBus(ray.get_actor(BUS_ACTOR, namespace=BUS_NAMESPACE))
+        actor = ray.get_actor(BUS_ACTOR, namespace=BUS_NAMESPACE)
     except ValueError:
         return None
+    store: Any = ray.get(actor.store.remote())
+    return RayBus(actor) if store is None else RedisEventBus(store)
+
+
+def end_bus() -> None:
+    """Take the actor down; what is in Redis fades by itself, or is cleared by the next start."""
+    try:
+        ray.kill(ray.get_actor(BUS_ACTOR, namespace=BUS_NAMESPACE))
+    except ValueError:
+        return

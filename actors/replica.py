@@ -17,11 +17,11 @@ from ray import serve
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import EngineError, WarmrootError
 from ..cluster.ids import Epoch, ReplicaId, RequestId
-from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, StartupNote, TokenDelta
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
-from .embedded_bus import StartupNote, open_bus
+from .embedded_bus import open_bus
 from .event_publisher import EventPublisher
 from .kernels.library import native
 from .placement import rank_resources
@@ -48,14 +48,15 @@ class Replica:
         by which other nodes know this one.
         """
         self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
-        self._bus = open_bus()
+        self._bus = open_bus(config)
         self._loop = asyncio.get_running_loop()
         self._plain: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
         self._exits = AsyncExitStack()
+        self._exits.push_async_callback(self._bus.close)
         try:
             self._host = await asyncio.to_thread(self._load, config)
         except WarmrootError as error:
-            await self._bus.report(self._id, StartupNote(stage="failed", failed=error.message))
+            await self._note(StartupNote(stage="failed", failed=error.message))
             raise
         self._channel = ChannelServer(self, token)
         self._exits.push_async_callback(self._channel.close)
@@ -67,10 +68,11 @@ class Replica:
         self._engine = self._host.start(self._on_deltas, self._on_events, self._on_failure)
         self._exits.callback(self._engine.close)
         self._card = self._host.card(token)
-        await self._bus.put_card(self._card)
+        with suppress(ConnectionError):  # the first snapshot brings it again
+            await self._bus.put_card(self._card)
         await self._publisher.start()
         self._exits.push_async_callback(self._publisher.close)
-        await self._bus.report(self._id, StartupNote(stage="ready"))
+        await self._note(StartupNote(stage="ready"))
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -167,8 +169,11 @@ class Replica:
 
     def _report(self, stage: str, done: int, total: int) -> None:
         """From the loading thread."""
-        note = StartupNote(stage=stage, done=done, total=total)
-        asyncio.run_coroutine_threadsafe(self._bus.report(self._id, note), self._loop)
+        asyncio.run_coroutine_threadsafe(self._note(StartupNote(stage=stage, done=done, total=total)), self._loop)
+
+    async def _note(self, note: StartupNote) -> None:
+        with suppress(ConnectionError):  # who starts the cluster would like to know, but nothing depends on it
+            await self._bus.report(self._id, note)
 
 
 def _start_crew(config: "GangConfig") -> "Crew":

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from .config_errors import explain_invalid, unknown_key
 from .errors import ConfigError
+from .metadata_store import EMBEDDED, parse_store
 from .sizes import parse_size
 from .topology import Topology
 
@@ -204,6 +205,10 @@ class DeployConfig(Section):
     """Ray cluster to join, or auto. Default: start Ray on this machine."""
     num_cpus: float | None = Field(None, gt=0)
     """CPUs that Ray started here may hand out. Default: the machine's, or more if the replicas need them."""
+    metadata_store: SecretStr | None = None
+    """What routers share is kept here: redis://, rediss:// or redis+sentinel:// URL, or embedded, the default.
+    A password may come from WARMROOT_REDIS_PASSWORD instead.
+    """
 
     def problem(self) -> tuple[str, str] | None:
         """See Section."""
@@ -213,6 +218,10 @@ class DeployConfig(Section):
             name, equals, value = label.partition("=")
             if not (name and equals and value):
                 return "node_labels", f"{label!r} is not of the form name=value"
+        try:
+            parse_store(EMBEDDED if self.metadata_store is None else self.metadata_store.get_secret_value())
+        except ValueError as error:
+            return "metadata_store", str(error)
         return None
 
     @property
@@ -275,7 +284,7 @@ def _section(kind: type[Section], values: dict[str, Any], where: Callable[[str],
     try:
         section = kind.model_validate(values)
     except ValidationError as error:
-        key, message = explain_invalid(error, secret=frozenset({"api_key"}))
+        key, message = explain_invalid(error, secret=frozenset({"api_key", "metadata_store"}))
         raise ConfigError(f"{where(key)}: {message}", param=key) from None
     problem = section.problem()
     if problem is not None:

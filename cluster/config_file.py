@@ -5,15 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import SecretStr
 
 from .config import WarmrootConfig
 from .errors import ConfigError
+from .metadata_store import parse_store, with_password
 
 
 def load_config(
     flags: Mapping[str, Any], *, config_file: str | None = None, environ: Mapping[str, str] | None = None
 ) -> WarmrootConfig:
-    """One configuration: flags win over the environment (WARMROOT_API_KEY), that over the file. Raises ConfigError."""
+    """One configuration: flags win over the environment (WARMROOT_API_KEY), that over the file. Raises ConfigError.
+
+    WARMROOT_REDIS_PASSWORD completes a URL that has no password.
+    """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if config_file is not None:
@@ -25,7 +30,18 @@ def load_config(
     for key, value in flags.items():
         values[key] = value
         origins[key] = "MODEL" if key == "model" else "--" + key.replace("_", "-")
-    return WarmrootConfig.from_keys(values, lambda key: origins.get(key, key))
+    config = WarmrootConfig.from_keys(values, lambda key: origins.get(key, key))
+    return _with_redis_password(config, environ or {})
+
+
+def _with_redis_password(config: WarmrootConfig, environ: Mapping[str, str]) -> WarmrootConfig:
+    """Replicas may be on nodes that know nothing of this process's environment."""
+    store = config.deploy.metadata_store
+    address = None if store is None else parse_store(store.get_secret_value())
+    if address is None:
+        return config
+    url = SecretStr(with_password(address, environ).url)
+    return config.model_copy(update={"deploy": config.deploy.model_copy(update={"metadata_store": url})})
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -15,15 +16,18 @@ from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
-from ..actors.embedded_bus import StartupNote, find_bus, open_bus
+from ..actors.embedded_bus import end_bus, find_bus, open_bus
 from ..actors.models.source import resolve_model
 from ..actors.models.spec import model_len, read_spec, unit_format
 from ..actors.placement import has_waiting_group, node_resources, what_is_missing
 from ..cluster.config import WarmrootConfig
-from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
+from ..cluster.errors import ConfigError, ModelLoadError, ReplicaUnavailableError
+from ..cluster.messages import StartupNote
 from ..cluster.parallel_layout import ParallelLayout
+from ..kv_store.bus import ClusterBus
 from ..router.openai.cluster_state import ReplicaStatus
 from .app import APP_NAME, build_app, gang_bundles, replica_threads
+from .background_loop import BackgroundLoop
 from .handle import Handle, connect
 from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
 from .runs_on import runs_on
@@ -58,13 +62,14 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         _retake_sigterm(sigterm)
         try:
             display.stage("starting Serve")
-            open_bus()
-            location = "HeadOnly" if started_ray else "EveryNode"
-            ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
-            app = build_app(config, single_node=started_ray)
-            target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
-            ray_serve.run_many([target], wait_for_applications_running=False)
-            _wait_until_running(display, None if topology.world_size == 1 else _Placement(config, started_ray))
+            with _BusOfOurs(open_bus(config)) as bus:
+                bus.begin()
+                location = "HeadOnly" if started_ray else "EveryNode"
+                ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
+                app = build_app(config, single_node=started_ray)
+                target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
+                ray_serve.run_many([target], wait_for_applications_running=False)
+                _wait_until_running(display, bus, None if topology.world_size == 1 else _Placement(config, started_ray))
         except BaseException as error:
             shutdown()
             if isinstance(error, RayError):
@@ -80,9 +85,12 @@ def shutdown() -> None:
     with _uninterrupted():
         with suppress(Exception):  # a cluster that is half up has nothing left to save
             ray_serve.delete(APP_NAME)
-        bus = find_bus()
-        if bus is not None:
-            ray.kill(bus.actor)
+        with suppress(Exception):
+            bus = find_bus()
+            if bus is not None:
+                with _BusOfOurs(bus) as ours:
+                    ours.end()
+        end_bus()
         if started_here():
             stop_local_ray()
 
@@ -188,12 +196,45 @@ class _Placement:
         self._said = missing
 
 
-def _wait_until_running(display: StartupDisplay, placement: _Placement | None) -> None:
+class _BusOfOurs:
+    """The bus for synchronous code: cleared before a start and after the end. A context manager that disconnects."""
+
+    def __init__(self, bus: ClusterBus) -> None:
+        self._bus = bus
+        self._loop = BackgroundLoop("warmroot-launch")
+
+    def begin(self) -> None:
+        """Raises ConfigError when the bus cannot be used."""
+        try:
+            self._loop.run(self._bus.check())
+            self._loop.run(self._bus.clear())
+        except ConnectionError as error:
+            raise ConfigError(f"metadata_store: {error}", param="metadata_store") from None
+
+    def notes(self) -> Mapping[str, StartupNote]:
+        """How far the replicas are, as far as the bus can tell now."""
+        with suppress(ConnectionError):
+            return self._loop.run(self._bus.notes())
+        return {}
+
+    def end(self) -> None:
+        """Forget the cluster."""
+        self._loop.run(self._bus.clear())
+
+    def __enter__(self) -> "_BusOfOurs":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._bus.close())
+        self._loop.close()
+
+
+def _wait_until_running(display: StartupDisplay, bus: _BusOfOurs, placement: _Placement | None) -> None:
     """Follow the replicas' notes until Serve calls the application running."""
-    bus = find_bus()
-    assert bus is not None, "opened before Serve was started"
     while True:
-        notes: Mapping[str, StartupNote] = ray.get(bus.actor.notes.remote())
+        notes = bus.notes()
         display.update(notes)
         if placement is not None:
             placement.report(len(notes), display)

@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from ..actors.embedded_bus import StartupNote
+from ..cluster.messages import StartupNote
 
 
 class StartupDisplay:

@@ -96,6 +96,10 @@ class EventBus(BusReader, Protocol):
 class ClusterBus(EventBus, Protocol):
     """A bus as a cluster needs it: with what clients must know of the model, and how far replicas have started."""
 
+    async def check(self) -> None:
+        """Whether it can be used. Raises ConfigError for what the operator must mend, else ConnectionError."""
+        ...
+
     async def put_card(self, card: ModelCard) -> None:
         """Store what a client needs to use a model. Kept as long as some replica's heart beats."""
         ...
@@ -137,7 +141,6 @@ class _Stream:
     num_bytes: int = 0
     info: ReplicaInfo | None = None
     wants_snapshot: bool = True
-
     snapshot_bytes: int = 0
 
     def append(self, position: int, data: bytes, capacity_bytes: int) -> None:
@@ -157,8 +160,8 @@ class _Stream:
 class InMemoryBus:
     """``ClusterBus`` in one process. ``incarnation`` tells readers' cursors of another bus from its own.
 
-    ``clock`` gives monotonic seconds. A stream keeps its newest ``capacity_bytes``, or twice its snapshot; a lease that ran out takes its
-    stream along. One ``read`` returns about ``read_bytes`` at most.
+    ``clock`` gives monotonic seconds. A stream keeps its newest ``capacity_bytes``, or twice its snapshot; a lease that
+    ran out takes its stream along. One ``read`` returns about ``read_bytes`` at most.
     """
 
     def __init__(
@@ -265,6 +268,9 @@ class InMemoryBus:
         now = self._clock()
         self._hot = {source: told for source, told in self._hot.items() if told[0] > now}
         return merge_hot((prefixes for _, prefixes in self._hot.values()), limit)
+
+    async def check(self) -> None:
+        """See ``ClusterBus``."""
 
     async def put_card(self, card: ModelCard) -> None:
         """See ``ClusterBus``."""

@@ -11,6 +11,7 @@ from ..cluster.ids import BlockHash, Epoch, ReplicaId
 from .events import BlocksStored, CacheCleared, KvEvent, KvEventBatch, SnapshotPart
 from .hash_map import KEY_BYTES, HashMap
 from .hashing import TOKEN_BYTES
+from .slots import Held, ReplicaSlots
 
 DEVICE_TIER = "device"
 
@@ -78,7 +79,8 @@ class PrefixIndex:
         self._free_numbers: list[int] = []
         self._where = HashMap()
         self._replicas: dict[ReplicaId, _Replica] = {}
-        self._names: list[ReplicaId | None] = []
+        self.slots = ReplicaSlots()
+        """Whose the bits of masks are."""
 
     @property
     def num_blocks(self) -> int:
@@ -122,7 +124,11 @@ class PrefixIndex:
 
         ``tokens`` is the prompt as ``hashing.pack_tokens`` makes it.
         """
-        found: dict[ReplicaId, int] = {}
+        return self.slots.by_name(self.held(namespace, tokens, block_size))
+
+    def held(self, namespace: BlockHash, tokens: bytes, block_size: int) -> Held:
+        """``match`` without looking at single replicas: sets of ``slots``."""
+        found: Held = []
         step = block_size * TOKEN_BYTES
         node: Node | None = self._roots.get((namespace, step))
         holders, depth = -1, 0
@@ -131,7 +137,7 @@ class PrefixIndex:
             if node is None:
                 break
             if depth and holders & ~node.mask:
-                self._note(found, holders & ~node.mask, depth)
+                found.append((holders & ~node.mask, depth // TOKEN_BYTES))
             holders &= node.mask
             if not holders:
                 return found
@@ -140,7 +146,7 @@ class PrefixIndex:
                 break
             depth += len(node.tokens)
         if depth:
-            self._note(found, holders, depth)
+            found.append((holders, depth // TOKEN_BYTES))
         return found
 
     def drop(self, replica: ReplicaId, before: Epoch | None = None) -> None:
@@ -149,25 +155,14 @@ class PrefixIndex:
         if gone is not None and (before is None or gone.epoch < before):
             del self._replicas[replica]
             self._clear(gone)
-            self._names[gone.bit.bit_length() - 1] = None
+            self.slots.free(gone.bit.bit_length() - 1)
 
     def clear(self) -> None:
         """Forget everything."""
         self.__init__()
 
-    def _note(self, found: dict[ReplicaId, int], holders: int, depth: int) -> None:
-        names, tokens = self._names, depth // TOKEN_BYTES
-        while holders:
-            lowest = holders & -holders
-            name = names[lowest.bit_length() - 1]
-            if name is not None:
-                found[name] = tokens
-            holders ^= lowest
-
     def _admit(self, name: ReplicaId, epoch: int) -> _Replica:
-        slot = self._names.index(None) if None in self._names else len(self._names)
-        self._names[slot : slot + 1] = [name]
-        replica = self._replicas[name] = _Replica(1 << slot, epoch)
+        replica = self._replicas[name] = _Replica(1 << self.slots.take(name), epoch)
         return replica
 
     def _apply_event(self, replica: _Replica, event: KvEvent) -> None:

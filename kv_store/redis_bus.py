@@ -71,7 +71,7 @@ class RedisEventBus:
         self._cards: dict[str, ModelCard] = {}
 
     async def check(self) -> None:
-        """Connect and write something. Raises ConfigError for what the operator must mend, else ConnectionError."""
+        """See ``ClusterBus``. Connects and writes something."""
         async with reporting(self.address, at_start=True):
             client = await self._connected()
             await client.set(f"{self._tag}:check", b"1", px=1000)

@@ -41,6 +41,7 @@ class BusFollower:
         self._on_members = on_members
         self._clock = clock
         self._cursor: Cursor = {}
+        self._lost: set[str] = set()
         self._asked: dict[str, float] = {}
         self._members_seen = float("-inf")
         self._out_of_touch = False
@@ -67,15 +68,17 @@ class BusFollower:
         """One read and what follows from it."""
         entries, self._cursor = await self._bus.read(self._cursor, timeout_s)
         for entry in entries:
-            await self._take(entry)
+            self._take(entry)
             # A snapshot takes tens of milliseconds; streams must not wait for a row of them.
             await asyncio.sleep(0)
+        await self._ask_for_snapshots()
         if not entries or self._clock() - self._members_seen >= MEMBERS_S:
             members = await self._bus.members()
             self._members_seen = self._clock()
+            self._lost &= {member.replica for member in members}
             self._on_members(members)
 
-    async def _take(self, entry: BusEntry) -> None:
+    def _take(self, entry: BusEntry) -> None:
         try:
             batch = decode(entry.data)
             if batch.replica != entry.replica:
@@ -88,10 +91,14 @@ class BusFollower:
             applied = Applied.GAP
         if applied is Applied.GAP:
             self.gaps += 1
-            await self._ask_for_snapshot(entry.replica)
+            self._lost.add(entry.replica)
+        elif applied is Applied.APPLIED:
+            self._lost.discard(entry.replica)
 
-    async def _ask_for_snapshot(self, replica: str) -> None:
+    async def _ask_for_snapshots(self) -> None:
+        """Of those that a later entry has not set right; again and again until one does."""
         now = self._clock()
-        if now - self._asked.get(replica, float("-inf")) >= SNAPSHOT_EVERY_S:
-            self._asked[replica] = now
-            await self._bus.request_snapshot(replica)
+        for replica in sorted(self._lost):
+            if now - self._asked.get(replica, float("-inf")) >= SNAPSHOT_EVERY_S:
+                await self._bus.request_snapshot(replica)
+                self._asked[replica] = now

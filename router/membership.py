@@ -150,6 +150,7 @@ class Membership:
     def _join(self, info: ReplicaInfo) -> None:
         if (before := self._members.pop(info.replica, None)) is not None:
             self._spawn(before.client.close())
+        self.index.drop(info.replica, before=info.epoch)  # what it held before it was started again
         client = self._connect(info, self._notify)
         self._members[info.replica] = Member(info, client, ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s))
         client.start()

@@ -19,7 +19,9 @@ from ..cluster.ids import ReplicaId, RequestId
 from ..cluster.messages import Load, ReplicaInfo
 from ..kv_store.bus import BusEntry, BusReader, Cursor
 from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
+from ..kv_store.hot_prefixes import HotPrefix
 from ..kv_store.index import PrefixIndex
+from ..kv_store.redis_bus import RedisEventBus
 from .bus_follower import BusFollower
 from .core import RoutingCore, Ticket
 from .policy import RoutingRequest, make_policy
@@ -138,6 +140,7 @@ class WarmrootRequestRouter(RequestRouter):
         for info in infos:
             known = self._known.get(info.replica)
             if known is None or known.info.epoch != info.epoch:
+                self._index.drop(info.replica, before=info.epoch)
                 rates = ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s)
                 self._known[info.replica] = ServedReplica(info, rates, Load())
 
@@ -201,6 +204,22 @@ class BusActorReader:
         """See ``BusReader``."""
         await self._call("request_snapshot", replica)
 
+    async def share(self, word: bytes) -> None:
+        """See ``BusReader``."""
+        await self._call("share", word)
+
+    async def hear(self, heard: int, timeout_s: float) -> tuple[list[bytes], int]:
+        """See ``BusReader``."""
+        return await self._call("hear", heard, timeout_s)
+
+    async def put_hot(self, source: str, prefixes: list[HotPrefix], ttl_s: float) -> None:
+        """See ``BusReader``."""
+        await self._call("put_hot", source, prefixes, ttl_s)
+
+    async def hot(self, limit: int) -> list[HotPrefix]:
+        """See ``BusReader``."""
+        return await self._call("hot", limit)
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         if not ray.is_initialized():
             # Ray would start a cluster for this very call.
@@ -211,10 +230,12 @@ class BusActorReader:
             raise ConnectionError(f"the event bus does not answer: {error}") from error
 
 
-async def find_bus_actor() -> BusActorReader | None:
-    """The bus of this Ray cluster, if it has one."""
+async def find_bus_actor() -> BusReader | None:
+    """The bus of this Ray cluster, if it has one: the actor, or the Redis that it names."""
     try:
         # It asks the GCS and waits: not on the event loop that routes.
-        return BusActorReader(await asyncio.to_thread(ray.get_actor, BUS_ACTOR, BUS_NAMESPACE))
+        actor = await asyncio.to_thread(ray.get_actor, BUS_ACTOR, BUS_NAMESPACE)
+        store = await actor.store.remote()
     except (ValueError, RayError):
         return None
+    return BusActorReader(actor) if store is None else RedisEventBus(store)
