@@ -15,7 +15,7 @@ from warmroot.cluster.topology import Topology
 
 from .conftest import FAMILIES, Family
 from .sharded_gang import BLOCK_SIZE, ROUNDING, Outcome, assert_equal, load, served_by_gang, served_by_one
-from .test_sharded_moe import FAMILIES as SPARSE
+from .sparse_families import FAMILIES as SPARSE
 
 HEADS_9_3 = {
     "hidden_size": 72,
@@ -78,6 +78,8 @@ QUICK = {
     ("qwen3_moe", "pp2-ep2"),
     ("olmoe", "tp2-ep2"),
     ("olmoe", "ep2"),
+    ("deepseek_v2", "tp2-ep2"),
+    ("deepseek_v3", "pp2-ep2"),
 }
 """What runs every time; the rest of the matrix is slow only by its number."""
 MODELS = FAMILIES | ODD | SPARSE
