@@ -30,7 +30,9 @@ from .weight_formats import KeptWeights, WeightFormat
 
 Balance = Literal["work", "memory"]
 DECODE_TOKENS = 16
-"""Tokens of the step that stages are balanced for: they tell how many experts are read."""
+"""Tokens of the step that stages and ranks are balanced for: they tell how many experts are read."""
+DECODE_CONTEXT = 128
+"""Keys that each of them sees. With them a layer of SmolLM2 weighs a sixth of its head, as measured, not an eighth."""
 _NO_LINEARS: tuple[Dim, ...] = ("experts", "one", "kv_expanded")
 """First dimensions of gates, and of what MLA makes keys and values of heads with."""
 _FLOAT_UNIT = 32
@@ -224,8 +226,12 @@ def _cut_dims(
 
 
 def _mlp_shares(spec: ModelSpec, heads: list[HeadCut]) -> list[float]:
-    """A rank with more heads than others gets that much less of a dense MLP."""
-    attention = [2 * (len(cut.queries) + len(cut.kv)) * spec.head_dim for cut in heads]
+    """A rank with more heads than others gets that much less of a dense MLP: in columns, by what a step reads."""
+    attention = [
+        2 * (len(cut.queries) + len(cut.kv)) * spec.head_dim
+        + _cached_reads(spec, len(cut.kv) * spec.head_dim) / spec.hidden_size
+        for cut in heads
+    ]
     even = (sum(attention) + 3 * spec.intermediate_size) / len(heads)
     return [max(0.0, even - cost) for cost in attention]
 
@@ -262,10 +268,18 @@ def _stages(
 def _layer_cost(
     spec: ModelSpec, layer: int, sizes: Mapping[Dim, int], placement: ExpertPlacement | None, balance: Balance
 ) -> float:
-    """Weights of a layer that a rank holds, or reads in a step."""
+    """Weights of a layer that a rank holds; or those that it reads in a step, and keys and values."""
     cost: float = count_elements(layer_tensors(spec, layer), sizes)
+    if balance == "work":
+        cost += _cached_reads(spec, sizes["keys"])
     if spec.moe is not None and placement is not None and spec.is_sparse(layer):
         read = spec.moe.touched_experts(DECODE_TOKENS) / placement.num_ranks
         experts = placement.slots_per_rank if balance == "memory" else read
         cost += experts * count_elements(expert_tensors(spec, layer, 0), sizes)
     return cost
+
+
+def _cached_reads(spec: ModelSpec, key_size: int) -> int:
+    """Elements of a layer's keys and values that a step reads, of heads that have ``key_size`` elements together."""
+    cached = 2 * key_size if spec.mla is None else spec.mla.cached_size
+    return DECODE_TOKENS * DECODE_CONTEXT * cached

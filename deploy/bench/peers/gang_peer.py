@@ -27,6 +27,8 @@ from .protocol import Job, News, serve
 from .warmroot_model import load, weights_format
 
 _WARM_UP_STEPS = 8
+_STEP_S = 300.0
+"""Deadline of a step: others may use the machine."""
 
 
 class GangBackend:
@@ -65,6 +67,7 @@ class GangBackend:
             quantization=quantization,
             max_model_len=settings["max_model_len"],
             max_num_seqs=settings["max_num_seqs"],
+            step_s=_STEP_S,
         )
         self._layout = config.layout()
         self._gang = start_gang(RankProcesses(config))
