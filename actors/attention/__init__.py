@@ -7,7 +7,7 @@ import torch
 from ..kernels.library import native
 
 if TYPE_CHECKING:
-    from .interface import AttentionBackend
+    from .interface import AttentionBackend, LatentBackend
 
 
 def make_backend(device: torch.device, dtype: torch.dtype | None = None) -> "AttentionBackend":
@@ -27,3 +27,14 @@ def make_backend(device: torch.device, dtype: torch.dtype | None = None) -> "Att
     from .torch_backend import TorchAttention
 
     return TorchAttention()
+
+
+def make_latent_backend(device: torch.device, dtype: torch.dtype) -> "LatentBackend":
+    """The backend of models that cache latents: the native kernels for float32 on a CPU, plain torch otherwise."""
+    if device.type == "cpu" and dtype == torch.float32 and native() is not None:
+        from .native_latent import NativeLatentAttention
+
+        return NativeLatentAttention()
+    from .latent import TorchLatentAttention
+
+    return TorchLatentAttention()

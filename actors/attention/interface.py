@@ -38,6 +38,20 @@ class PagedBackend(Protocol):
         ...
 
 
+class LatentBackend(PagedBackend, Protocol):
+    """Of heads that share one cached vector a token (MLA in its absorbed form); its first elements are the values."""
+
+    def append(self, entry_TE: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store entries of T tokens in pages [num_blocks, block_size, E], in place."""
+        ...
+
+    def forward(
+        self, q_THE: torch.Tensor, cache: torch.Tensor, metadata: AttentionMetadata, *, scale: float, value_size: int
+    ) -> torch.Tensor:
+        """Causal attention of q [T, num_heads, E] over the cached entries -> [T, num_heads, value_size]."""
+        ...
+
+
 class AttentionBackend(PagedBackend, Protocol):
     """Of heads with keys and values of their own."""
 

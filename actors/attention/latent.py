@@ -1,4 +1,4 @@
-"""Attention over cached latents, in plain torch: MLA in its absorbed form (DeepSeek-V2, arXiv 2405.04434).
+"""Attention over cached latents in plain torch: MLA in its absorbed form (DeepSeek-V2, arXiv 2405.04434).
 
 A token's entry is one vector that all heads share; its first elements are the values too. So heads are rows of one
 product, and no key or value is stored or read twice.
@@ -17,10 +17,10 @@ _MOST_SCORES = 1 << 22
 
 
 @dataclass(slots=True)
-class LatentAttention:
+class TorchLatentAttention:
     """Pages are [block_size, entry]; there are no pages of values. Metadata must not change in place."""
 
-    name: str = "latent"
+    name: str = "latents by torch"
     _plans: BucketPlans = field(default_factory=BucketPlans)
     _gather: PageGather = field(default_factory=PageGather)
 
@@ -29,13 +29,13 @@ class LatentAttention:
         return (block_size, num_kv_heads * head_dim), (block_size, 0)
 
     def append(self, entry_TE: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store entries of T tokens in pages [num_blocks, block_size, E], in place."""
+        """See ``LatentBackend.append``."""
         cache.view(-1, cache.shape[2])[slot_mapping] = entry_TE.to(cache.dtype)
 
     def forward(
         self, q_THE: torch.Tensor, cache: torch.Tensor, metadata: AttentionMetadata, *, scale: float, value_size: int
     ) -> torch.Tensor:
-        """Causal attention of q [T, num_heads, E] over the cached entries -> [T, num_heads, value_size]."""
+        """See ``LatentBackend.forward``."""
         buckets = self._plans.buckets(metadata, cache.shape[1], None, q_THE.dtype)
         if len(buckets) == 1 and buckets[0].rows is None:
             return self._attend(q_THE, cache, buckets[0], scale, value_size)

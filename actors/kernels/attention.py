@@ -1,7 +1,8 @@
 """Paged attention as torch operators: ``native/{attention_plan,paged_attention,kv_append}.cpp``.
 
 The operators exist where the native library does. Pages of keys are [num_kv_heads, head_dim, block_size], those of
-values [num_kv_heads, block_size, head_dim], float32, float16 or bfloat16.
+values [num_kv_heads, block_size, head_dim], float32, float16 or bfloat16. Latents are keys and values of all heads at
+once: their pages are [block_size, size].
 """
 
 import ctypes
@@ -104,9 +105,24 @@ class PagedAttention:
         self, q_THD: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: int, scale: float, softcap: float
     ) -> torch.Tensor:
         """float32 [T, num_heads, head_dim] -> the same shape. ``plan``: an AttentionPlan's handle; softcap 0: none."""
+        return self._attend_to(q_THD, cache_struct(k_pages, v_pages), plan, scale, softcap)
+
+    def append_latents(self, latents_TE: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store float32 latents at slots [T] int64, block * block_size + offset."""
+        latents_TE = latents_TE.contiguous()
+        rows, size = latents_TE.shape
+        cache = _latent_struct(pages)
+        self._append(None, latents_TE.data_ptr(), size, rows, ctypes.byref(cache), slots.data_ptr())
+
+    def attend_to_latents(self, q_THE: torch.Tensor, pages: torch.Tensor, plan: int, scale: float) -> torch.Tensor:
+        """As ``attend``, of queries as wide as the latents; so is the result."""
+        return self._attend_to(q_THE, _latent_struct(pages), plan, scale, 0.0)
+
+    def _attend_to(
+        self, q_THD: torch.Tensor, cache: KvCacheStruct, plan: int, scale: float, softcap: float
+    ) -> torch.Tensor:
         q_THD = q_THD if _has_packed_heads(q_THD) else q_THD.contiguous()
         out = torch.empty(q_THD.shape, dtype=torch.float32)
-        cache = cache_struct(k_pages, v_pages)
         self._attend(
             *(plan, q_THD.data_ptr(), q_THD.stride(0), ctypes.byref(cache)),
             *(scale, softcap, out.data_ptr(), out.stride(0)),
@@ -129,6 +145,18 @@ def cache_struct(k_pages: torch.Tensor, v_pages: torch.Tensor) -> KvCacheStruct:
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+    )
+
+
+def _latent_struct(pages: torch.Tensor) -> KvCacheStruct:
+    """Of pages [num_blocks, block_size, size]."""
+    return KvCacheStruct(
+        keys=None,
+        values=pages.data_ptr(),
+        format=PAGE_FORMATS[pages.dtype],
+        block_size=pages.shape[1],
+        num_kv_heads=1,
+        head_dim=pages.shape[2],
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from ...cluster.model_spec import MlaSpec
-from ..attention.interface import AttentionMetadata
-from ..attention.latent import LatentAttention
+from ..attention.interface import AttentionMetadata, LatentBackend
+from ..kernels.by_head import multiply_by_head
 from .linear import Linear
 from .norm import RMSNorm
 from .rotary import rotate
@@ -34,7 +34,7 @@ class LatentSelfAttention:
     out: Linear
     mla: MlaSpec
     scale: float
-    backend: LatentAttention
+    backend: LatentBackend
 
     def __call__(
         self,
@@ -54,15 +54,10 @@ class LatentSelfAttention:
         latent, shared_key = compressed.split((mla.kv_lora_rank, mla.qk_rope_head_dim), -1)
         turned = rotate(self._halves(torch.cat((turned_THR, shared_key[:, None]), 1)), angles)
         self.backend.append(torch.cat((self.kv_norm(latent), turned[:, -1]), -1), k_cache, metadata.slot_mapping)
-        q_THE = torch.cat((_by_head(plain_THN, self.key_up), turned[:, :-1]), -1)
+        q_THE = torch.cat((multiply_by_head(plain_THN, self.key_up), turned[:, :-1]), -1)
         mixed = self.backend.forward(q_THE, k_cache, metadata, scale=self.scale, value_size=mla.kv_lora_rank)
-        return self.out.apply(_by_head(mixed, self.value_up).flatten(1))
+        return self.out.apply(multiply_by_head(mixed, self.value_up).flatten(1))
 
     def _halves(self, x_TND: torch.Tensor) -> torch.Tensor:
         """Neighbours apart, as ``rotate`` wants them; scores do not depend on the order."""
         return x_TND.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if self.mla.rope_interleave else x_TND
-
-
-def _by_head(x_THI: torch.Tensor, weights_HIO: torch.Tensor) -> torch.Tensor:
-    """[T, H, I] · [H, I, O] -> [T, H, O]."""
-    return torch.bmm(x_THI.transpose(0, 1), weights_HIO).transpose(0, 1)

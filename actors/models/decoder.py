@@ -1,14 +1,14 @@
 """The decoder of every model family: what differs between them is data in ``ModelSpec``."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from ...cluster.model_spec import MLA_NORM_EPS, ModelSpec, RopeSpec
+from ...cluster.model_spec import MLA_NORM_EPS, MlaSpec, ModelSpec, RopeSpec
 from ...cluster.model_tensors import FINAL_NORM
-from ..attention.interface import AttentionBackend, AttentionMetadata
+from ..attention.interface import AttentionBackend, AttentionMetadata, LatentBackend
 from ..attention.kv_memory import KvMemory
-from ..attention.latent import LatentAttention
 from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
 from ..layers.embedding import Embedding, LogitGather
@@ -76,7 +76,7 @@ class Decoder:
         shard: Shard,
         weights: Weights,
         linears: Linears,
-        backend: AttentionBackend | LatentAttention,
+        backend: AttentionBackend | LatentBackend,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -162,7 +162,7 @@ class _LayerBuilder:
     spec: ModelSpec
     weights: Weights
     linears: Linears
-    backend: AttentionBackend | LatentAttention
+    backend: AttentionBackend | LatentBackend
     dtype: torch.dtype
     device: torch.device
 
@@ -173,7 +173,7 @@ class _LayerBuilder:
         after_attention = self.norm(prefix + "post_attention_layernorm.weight")
         return DecoderLayer(
             attention_norm=self.norm(prefix + "input_layernorm.weight"),
-            attention=self._attention(prefix + "self_attn.", spec.layer_windows[index], self.backend),
+            attention=self._attention(prefix + "self_attn.", spec.layer_windows[index]),
             attention_output_norm=after_attention if sandwich else None,
             mlp_norm=self.norm(prefix + "pre_feedforward_layernorm.weight") if sandwich else after_attention,
             mlp=self._mlp(self.shard.own.layers[index]),
@@ -187,12 +187,10 @@ class _LayerBuilder:
         weight = self.weights.take(name).to(self.device)
         return RMSNorm(weight, self.spec.norm_eps if eps is None else eps, plus_one=self.spec.norm_plus_one)
 
-    def _attention(
-        self, prefix: str, window: int | None, backend: AttentionBackend | LatentAttention
-    ) -> SelfAttention | LatentSelfAttention:
+    def _attention(self, prefix: str, window: int | None) -> SelfAttention | LatentSelfAttention:
         spec = self.spec
-        if isinstance(backend, LatentAttention):
-            return self._latent_attention(prefix, backend)
+        if spec.mla is not None:
+            return self._latent_attention(prefix, spec.mla)
         by_head = spec.qk_norm and not spec.qk_norm_whole
         return SelfAttention(
             qkv=self.linears.linear(prefix + "qkv_proj"),
@@ -205,14 +203,12 @@ class _LayerBuilder:
             scale=spec.query_scale,
             window=window,
             softcap=spec.attention_softcap,
-            backend=backend,
+            backend=cast(AttentionBackend, self.backend),
             qk_norm=self._qk_norm(prefix) if spec.qk_norm_whole else None,
             clip=spec.qkv_clip,
         )
 
-    def _latent_attention(self, prefix: str, backend: LatentAttention) -> LatentSelfAttention:
-        mla = self.spec.mla
-        assert mla is not None
+    def _latent_attention(self, prefix: str, mla: MlaSpec) -> LatentSelfAttention:
         up = self.weights.take(prefix + "kv_b_proj.weight").to(self.device, self.dtype)
         key_up, value_up = up.view(self.spec.num_heads, -1, mla.kv_lora_rank).split(
             (mla.qk_nope_head_dim, mla.v_head_dim), 1
@@ -223,12 +219,12 @@ class _LayerBuilder:
             q_norm=self.norm(prefix + "q_a_layernorm.weight", MLA_NORM_EPS) if has_query_latent else None,
             queries=self.linears.linear(prefix + "queries_proj"),
             kv_norm=self.norm(prefix + "kv_a_layernorm.weight", MLA_NORM_EPS),
-            key_up=key_up,
-            value_up=value_up.transpose(1, 2),
+            key_up=key_up.contiguous(),
+            value_up=value_up.transpose(1, 2).contiguous(),
             out=self.linears.linear(prefix + "o_proj"),
             mla=mla,
             scale=self.spec.query_scale,
-            backend=backend,
+            backend=cast(LatentBackend, self.backend),
         )
 
     def _qk_norm(self, prefix: str) -> QueryKeyNorm:

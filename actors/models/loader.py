@@ -7,8 +7,7 @@ import torch
 
 from ...cluster.errors import ConfigError
 from ...cluster.parallel_layout import RankLayout
-from ..attention import make_backend
-from ..attention.latent import LatentAttention
+from ..attention import make_backend, make_latent_backend
 from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
 from ..parallel.shard import Shard
@@ -60,7 +59,7 @@ def load_model(
         )
     else:
         linears, activations = _by_torch(own, weights, dtype, device)
-    backend = make_backend(device, activations) if own.spec.mla is None else LatentAttention()
+    backend = (make_backend if own.spec.mla is None else make_latent_backend)(device, activations)
     return Decoder(shard, weights, linears, backend, dtype=activations, device=device)
 
 

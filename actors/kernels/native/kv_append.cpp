@@ -40,8 +40,10 @@ void append(const float *keys, const float *values, int64_t stride, int64_t begi
         for (int32_t head = 0; head < cache.num_kv_heads; ++head) {
             const int64_t page = (block * cache.num_kv_heads + head) * head_dim * block_size;
             const int64_t at = row * stride + static_cast<int64_t>(head) * head_dim;
-            store_keys<kFormat>(keys + at, stride, count, head_dim, static_cast<Element *>(cache.keys) + page + offset,
-                                block_size);
+            if (cache.keys != nullptr) {
+                store_keys<kFormat>(keys + at, stride, count, head_dim,
+                                    static_cast<Element *>(cache.keys) + page + offset, block_size);
+            }
             Element *to = static_cast<Element *>(cache.values) + page + offset * head_dim;
             for (int64_t t = 0; t < count; ++t) {
                 for (int32_t d = 0; d < head_dim; ++d) {

@@ -58,8 +58,10 @@ class Pages {
           block_size_(cache.block_size),
           blocks_(blocks) {}
 
-    // Whole vectors lie in one page, so a tile may point into the pages.
-    bool direct() const { return block_size_ % Vec::kLanes == 0 && head_dim_ % Vec::kLanes == 0; }
+    // Whole vectors lie in one page, so a tile may point into the pages. Not where keys have to be turned.
+    bool direct() const {
+        return keys_ != nullptr && block_size_ % Vec::kLanes == 0 && head_dim_ % Vec::kLanes == 0;
+    }
 
     // Keys [begin, end) as they lie in the pages; begin is a multiple of a tile's keys. `next` holds the keys
     // [next_begin, next_end) that are read after these.
@@ -79,16 +81,20 @@ class Pages {
     Tile<Float32> copy(int32_t begin, int32_t end, float *keys, float *values, int32_t padded_dim) const {
         for (int32_t key = begin; key < end;) {
             const int32_t offset = key % block_size_, count = std::min(block_size_ - offset, end - key);
-            const Element *from_keys = page(keys_, key) + offset;
             const Element *from_values = page(values_, key) + static_cast<int64_t>(offset) * head_dim_;
-            for (int32_t d = 0; d < head_dim_; ++d) {
-                convert(from_keys + static_cast<int64_t>(d) * block_size_, count, keys + d * kTileKeys + key - begin);
-            }
             for (int32_t k = 0; k < count; ++k) {
                 convert(from_values + k * head_dim_, head_dim_, values + (key - begin + k) * padded_dim);
             }
+            if (keys_ != nullptr) {
+                const Element *from_keys = page(keys_, key) + offset;
+                for (int32_t d = 0; d < head_dim_; ++d) {
+                    convert(from_keys + static_cast<int64_t>(d) * block_size_, count,
+                            keys + d * kTileKeys + key - begin);
+                }
+            }
             key += count;
         }
+        if (keys_ == nullptr) turn(values, end - begin, padded_dim, keys);
         Tile<Float32> tile;
         tile.key_stride = kTileKeys;
         tile.value_stride = padded_dim;
@@ -109,6 +115,20 @@ class Pages {
         const int32_t offset = key % block_size_;
         keys = page(keys_, key) + offset;
         values = page(values_, key) + static_cast<int64_t>(offset) * head_dim_;
+    }
+
+    // keys[d, k] = values[k, d], in squares that stay in the first cache.
+    void turn(const float *values, int32_t count, int32_t padded_dim, float *keys) const {
+        constexpr int32_t kSquare = 16;
+        for (int32_t d0 = 0; d0 < head_dim_; d0 += kSquare) {
+            const int32_t d1 = std::min(d0 + kSquare, head_dim_);
+            for (int32_t k0 = 0; k0 < count; k0 += kSquare) {
+                const int32_t k1 = std::min(k0 + kSquare, count);
+                for (int32_t d = d0; d < d1; ++d) {
+                    for (int32_t k = k0; k < k1; ++k) keys[d * kTileKeys + k] = values[k * padded_dim + d];
+                }
+            }
+        }
     }
 
     static void convert(const Element *from, int32_t count, float *to) {

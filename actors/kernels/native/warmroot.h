@@ -79,12 +79,19 @@ void wr_rotary(float *qkv, int64_t stride, int64_t rows, int32_t num_heads, int3
                const float *q_norm, const float *k_norm, float eps, const float *cos, const float *sin,
                int32_t rotary_dim);
 
+// ---- by_head.cpp ----------------------------------------------------------------------------------------------------
+
+// out[rows, heads, outer] = x[rows, heads, inner] * weights[heads, inner, outer], each head by its own matrix. Rows and
+// heads of x lie x_stride and x_head_stride apart.
+void wr_by_head(const float *x, int64_t x_stride, int64_t x_head_stride, const float *weights, float *out, int64_t rows,
+                int32_t heads, int32_t inner, int32_t outer);
+
 // ---- kv_append.cpp, paged_attention.cpp -----------------------------------------------------------------------------
 
 // One layer's pages. Keys lie transposed within a page: one row of page positions per dimension, so that the scores of
 // a page's keys are sums of whole vectors.
 typedef struct wr_kv_cache {
-    void *keys;    // [num_blocks, num_kv_heads, head_dim, block_size]
+    void *keys;    // [num_blocks, num_kv_heads, head_dim, block_size]; NULL: the values are the keys too (latents)
     void *values;  // [num_blocks, num_kv_heads, block_size, head_dim]
     int32_t format;  // WR_F32, WR_F16 or WR_BF16
     int32_t block_size;
