@@ -157,10 +157,6 @@ class PrefixIndex:
             self._clear(gone)
             self.slots.free(gone.bit.bit_length() - 1)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.__init__()
-
     def _admit(self, name: ReplicaId, epoch: int) -> _Replica:
         replica = self._replicas[name] = _Replica(1 << self.slots.take(name), epoch)
         return replica

@@ -12,6 +12,8 @@ from typing import Protocol
 from ..cluster.errors import WarmrootError
 from ..cluster.ids import BlockHash, ReplicaId, RequestId
 from ..kv_store.hashing import salted
+from ..kv_store.slots import Held, ReplicaSlots
+from .cached_columns import CachedColumns
 from .fleet import Fleet, KnownReplica
 from .late_binding import LateBinding, WaitingLine
 from .openai.cluster_state import RoutingStats
@@ -27,8 +29,13 @@ MIN_DECODE_SAMPLE = 16
 class MatchingIndex(Protocol):
     """Tells who holds a prompt's prefix, as ``PrefixIndex`` does."""
 
-    def match(self, namespace: BlockHash, tokens: bytes, block_size: int) -> dict[ReplicaId, int]:
-        """Leading tokens that each replica holds."""
+    @property
+    def slots(self) -> ReplicaSlots:
+        """Whose the bits of masks are."""
+        ...
+
+    def held(self, namespace: BlockHash, tokens: bytes, block_size: int) -> Held:
+        """Leading tokens that sets of replicas hold."""
         ...
 
 
@@ -105,6 +112,8 @@ class RoutingCore:
         self.in_flight = InFlight(clock, on_change=self.fleet.sent)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self._index = index
+        self._cached = CachedColumns(index.slots)
+        self._sent = CachedColumns(self.in_flight.slots)
         self._clock = clock
         self._late = late if policy.binds_late else None
         self._line = WaitingLine[Ticket](late.aging if late else 0.0)
@@ -145,6 +154,7 @@ class RoutingCore:
     def leave(self, replica: ReplicaId) -> None:
         """It gets no new request; what it has goes on."""
         self.fleet.leave(replica)
+        self.in_flight.left(replica)
         self.policy.left(replica)
 
     def submit(self, request: RoutingRequest, on_bound: Callable[[Ticket], None]) -> Ticket:
@@ -242,21 +252,17 @@ class RoutingCore:
 
     def candidates(self, request: RoutingRequest) -> Candidates:
         """What the policy would choose from now."""
-        candidates, cached = self.fleet.candidates(self._clock()), {}
-        for namespace, block_size in self.fleet.caches:
-            cached |= self._cached(Prefix(salted(namespace, request.salt), block_size, request.tokens))
-        for name, tokens in cached.items():
-            place = self.fleet.place(name)
-            if place is not None:
-                candidates.cached_tokens[place] = tokens * self._tokens_per_id
+        fleet, tokens = self.fleet, request.tokens
+        candidates = fleet.candidates(self._clock())
+        row = candidates.cached_tokens
+        for namespace, block_size in fleet.caches if tokens else ():
+            prefix = Prefix(salted(namespace, request.salt), block_size, tokens)
+            held = self._index.held(prefix.namespace, tokens, block_size)
+            self._cached.write(held, row, fleet.names, fleet.version)
+            self._sent.write(self.in_flight.held(prefix), row, fleet.names, fleet.version)
+        if self._tokens_per_id != 1:
+            row *= self._tokens_per_id
         return candidates
-
-    def _cached(self, prefix: Prefix) -> dict[ReplicaId, int]:
-        held = self._index.match(prefix.namespace, prefix.tokens, prefix.block_size)
-        for replica, tokens in self.in_flight.match(prefix).items():
-            if tokens > held.get(replica, 0):
-                held[replica] = tokens
-        return held
 
     def _rank(self, ticket: Ticket) -> tuple[Candidates, Ranking]:
         began = self._clock()

@@ -42,6 +42,8 @@ class Fleet:
         """``tokens_per_id``: see ``RoutingCore``."""
         self._tokens_per_id = tokens_per_id
         self.names: list[ReplicaId] = []
+        self.version = 0
+        """Rises whenever ``names`` change."""
         self.caches: dict[tuple[BlockHash, int], int] = {}
         """Replicas for each (namespace, block size): prompts are looked up in each of these once."""
         self._members: list[KnownReplica] = []
@@ -70,6 +72,7 @@ class Fleet:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
         info = member.info
         self.names.append(info.replica)
+        self.version += 1
         self._members.append(member)
         self._loads.append(member.load)
         self._places[info.replica] = place
@@ -86,6 +89,7 @@ class Fleet:
         place = self._places.pop(name, None)
         if place is None:
             return
+        self.version += 1
         key, last = _cache_of(self._members[place].info), len(self.names) - 1
         self.caches[key] -= 1
         if not self.caches[key]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ...cluster.ids import ReplicaId
+from ...kv_store.slots import Held, ReplicaSlots
 from .base import Prefix
 from .prefix_counts import PrefixCounts
 
@@ -73,6 +74,11 @@ class InFlight:
         self._lingering: deque[tuple[float, Reservation]] = deque()
         self._accounts: dict[ReplicaId, Account] = {}
 
+    @property
+    def slots(self) -> ReplicaSlots:
+        """Whose the bits of masks are."""
+        return self._prefixes.slots
+
     def reserve(
         self, replica: ReplicaId, prefix: Prefix, prompt_tokens: int, uncached_tokens: int, prefill_s: float
     ) -> Reservation:
@@ -125,11 +131,19 @@ class InFlight:
 
     def match(self, prefix: Prefix) -> dict[ReplicaId, int]:
         """Leading tokens that each replica is computing, or has just computed, for earlier requests."""
+        return self.slots.by_name(self.held(prefix))
+
+    def held(self, prefix: Prefix) -> Held:
+        """``match`` without looking at single replicas: sets of ``slots``."""
         now = self._clock()
         while self._lingering and self._lingering[0][0] <= now:
             reservation = self._lingering.popleft()[1]
             self._prefixes.remove(*reservation.prefix, reservation.replica)
-        return self._prefixes.match(*prefix)
+        return self._prefixes.held(*prefix)
+
+    def left(self, replica: ReplicaId) -> None:
+        """The replica is gone; what it still has in flight goes on."""
+        self._prefixes.forget(replica)
 
     def backlog_s(self, replica: ReplicaId) -> float:
         """Seconds until the replica has prefilled what was sent: the estimates' sum less the time the head has had."""

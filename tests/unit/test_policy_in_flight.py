@@ -103,3 +103,31 @@ def test_prefix_counts_agree_with_a_naive_model(prompts, rng):
     for tokens, replica in held.elements():
         counts.remove(ROOT, 2, pack_tokens(tokens), replica)
     assert len(counts) == 0
+
+
+def test_a_replica_that_left_keeps_its_place_until_nothing_counts_for_it():
+    clock = Clock()
+    flight = InFlight(clock, linger_s=1.0)
+    first = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)
+    flight.left("a")
+    flight.left("nobody")
+    flight.reserve("b", prefix([1, 2]), 2, 2, 1.0)
+    assert flight.match(prefix([1, 2])) == {"a": 2, "b": 2}
+    flight.first_token(first)
+    flight.release(first)
+    clock.now = 2.0
+    assert flight.match(prefix([1, 2])) == {"b": 2}
+    flight.reserve("c", prefix([1, 2]), 2, 2, 1.0)
+    assert flight.slots.names == ["c", "b"]
+
+
+def test_a_replica_that_comes_back_in_time_stays():
+    flight = InFlight(Clock())
+    first = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)
+    flight.left("a")
+    again = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)
+    for reservation in (first, again):
+        flight.release(reservation)
+    assert flight.slots.names == ["a"]
+    flight.left("a")
+    assert flight.slots.names == [None]
