@@ -23,9 +23,11 @@ DETECTION = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
-    # HAProxy sends nothing more to an ingress that is out of reach.
+    # HAProxy gives an ingress up that is out of reach, and those who wait for it: otherwise they wait for minutes.
+    # Serve has no variable for that; what it has for the interval is copied into HAProxy's configuration as it stands.
     "RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S": "1",
-    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s on-marked-down shutdown-sessions",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
 }
 """What a cluster of several hosts sets on each of them to notice a loss soon."""
 

@@ -52,16 +52,22 @@ class Served:
 
     def gangs(self) -> list[Gang]:
         """Of the replicas that are ready, as the ingress knows them; none while it is out of reach."""
+        return [self._gang(replica) for replica in self._replicas() if replica["state"] == "ready"]
+
+    def _replicas(self) -> list[dict[str, Any]]:
         try:
-            state = httpx.get(f"{self.url}/admin/state", timeout=10.0, trust_env=False).json()
-        except (httpx.HTTPError, ValueError):
+            return httpx.get(f"{self.url}/admin/state", timeout=10.0, trust_env=False).json()["replicas"]
+        except (httpx.HTTPError, ValueError, KeyError):
             return []
-        return [self._gang(replica) for replica in state["replicas"] if replica["state"] == "ready"]
 
     def _gang(self, replica: dict[str, Any]) -> Gang:
         hosts = {host.name: host for host in self.lan.hosts}
         ranks = tuple((hosts[rank["host"]], rank["pid"]) for rank in replica["ranks"])
         return Gang(replica["replica"], replica["epoch"], replica["pid"], ranks)
+
+    def wait_busy(self, gang: Gang) -> None:
+        """Until it computes for somebody."""
+        wait_until(lambda: any(r["replica"] == gang.replica and r["running"] for r in self._replicas()), 60.0)
 
     def wait_for(self, num_replicas: int, gone: str = "") -> list[Gang]:
         """Until so many are ready, none of them the one that has ``gone``."""
@@ -82,12 +88,20 @@ class Served:
         """The replica's own process, which lives where its first stage does."""
         return gang.ranks[0][0].process(gang.pid)
 
+    def answers_at(self, host: Host) -> bool:
+        """Whether the endpoint of this host does."""
+        try:
+            return httpx.get(f"http://{host.address}:{PORT}/readyz", timeout=10.0, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
     def ray_state(self) -> dict[str, Any]:
         """How many ``nodes`` live, and the states of the placement ``groups`` that exist, as Ray sees them."""
         head = self.lan.hosts[0]
         arguments = [sys.executable, "-c", _LOOK, f"{head.address}:{GCS_PORT}"]
         process = head.start(arguments, head.environment(), stdout=subprocess.PIPE)
-        return json.loads(process.communicate(timeout=120.0)[0].splitlines()[-1])
+        lines = process.communicate(timeout=120.0)[0].splitlines()
+        return json.loads(next(line for line in lines if line.startswith("{")))  # Ray talks too
 
 
 @contextmanager
@@ -98,8 +112,9 @@ def serve_over(lan: Lan, model: Path, flags: Sequence[str]) -> Iterator[Served]:
         *(str(Path(sys.executable).with_name("warmroot")), "serve", str(model), "--served-model-name", MODEL),
         *("--ray-address", f"{head.address}:{GCS_PORT}", "--host", "0.0.0.0", "--port", str(PORT), *flags),
     ]
-    process = head.start(command, head.environment())
     served = Served(lan)
+    wait_until(lambda: served.ray_state()["nodes"] == len(lan.hosts), START_S)
+    process = head.start(command, head.environment())
     wait_until(lambda: process.poll() is not None or len(served.gangs()) == 2, START_S)
     assert process.poll() is None, head.logs[-1].read_text()[-4000:]
     yield served

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-CLIENTS = 6
+CLIENTS = 8
 TIMEOUT_S = 120.0
 """Far longer than a request may take: one that meets it has hung."""
 BACK_OFF_S = 0.2
@@ -23,7 +23,7 @@ class Answer:
     """Wall clock, as ``ended``."""
     ended: float
     outcome: str
-    """ok, or a kind of failure such as ``503 replica_unavailable``."""
+    """ok, pending, or a kind of failure such as ``503 replica_unavailable``."""
     replica: str = ""
 
 
@@ -31,7 +31,9 @@ class Traffic:
     """Sends completions from a thread of its own, every other one streamed, until it is closed."""
 
     def __init__(self, url: str, model: str) -> None:
-        self.answers: list[Answer] = []
+        self._answers: list[Answer] = []
+        self._pending: dict[int, float] = {}
+        """When each client's request began."""
         self._url = url
         self._model = model
         self._stopping = threading.Event()
@@ -44,8 +46,9 @@ class Traffic:
         self._thread.join()
 
     def between(self, began: float, ended: float) -> list[Answer]:
-        """Answers of requests that were open at some time in between."""
-        return [answer for answer in self.answers if answer.ended >= began and answer.began <= ended]
+        """Requests that were under way at some time in between."""
+        pending = [Answer(since, ended, "pending") for since in list(self._pending.values())]
+        return [answer for answer in [*self._answers, *pending] if answer.ended >= began and answer.began <= ended]
 
     async def _run(self) -> None:
         async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S, trust_env=False) as client:
@@ -56,13 +59,14 @@ class Traffic:
         while not self._stopping.is_set():
             turn += 1
             prompt = f"client {number} of the hosts asks for the {turn}. time: the end of the world? " * 4
-            body = {"model": self._model, "prompt": prompt, "max_tokens": 48, "ignore_eos": True}
-            began = time.time()
+            body = {"model": self._model, "prompt": prompt, "max_tokens": 96, "ignore_eos": True}
+            began = self._pending[number] = time.time()
             try:
                 outcome, replica = await (self._stream if turn % 2 else self._ask)(client, body)
             except httpx.HTTPError as error:
                 outcome, replica = type(error).__name__, ""
-            self.answers.append(Answer(began, time.time(), outcome, replica))
+            self._answers.append(Answer(began, time.time(), outcome, replica))
+            del self._pending[number]
             if outcome != "ok":
                 await asyncio.sleep(BACK_OFF_S)
 
