@@ -36,6 +36,8 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     arrival: float = 0.0
+    packed_prompt: bytes = field(default=b"", repr=False, compare=False)
+    """``prompt_token_ids`` as ``hashing.pack_tokens`` makes them, from who has packed them already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,9 @@ async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
 def _question(request: GenerateRequest) -> RoutingRequest:
     """What decides where it goes: the output of an earlier replica counts as prompt."""
     try:
-        tokens = pack_tokens(request.prompt_token_ids) + pack_tokens(request.output_token_ids)
+        tokens = request.packed_prompt or pack_tokens(request.prompt_token_ids)
+        if request.output_token_ids:
+            tokens += pack_tokens(request.output_token_ids)
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"the prompt has a value that is no token id: {error}", param="prompt") from error
     num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)

@@ -18,7 +18,7 @@ from .choice import ChoiceWriter, run_choice
 from .generator import TokenGenerator
 from .merge import merge
 from .output import OutputCollector, OutputDelta, RequestOutput
-from .request_checks import check_params, check_prompt, engine_params
+from .request_checks import check_params, engine_params, packed_prompt
 from .stop import StopStrings
 from .tokenizer import Tokenizer
 
@@ -127,7 +127,7 @@ class Frontend:
     def _run(
         self, prompt: list[int], params: SamplingParams, request_id: str | None, priority: int, cache_salt: str
     ) -> AsyncGenerator[OutputDelta, None]:
-        check_prompt(prompt, self.vocab_size)
+        packed = packed_prompt(prompt, self.vocab_size)
         check_params(params, self.vocab_size)
         single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len)
         stops = StopStrings(params.stop) if params.stop else None
@@ -142,6 +142,7 @@ class Frontend:
                 priority=priority,
                 cache_salt=cache_salt,
                 arrival=self._clock(),
+                packed_prompt=packed,
             )
             writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
             choices.append(run_choice(self._generator, request, writer))

@@ -3,16 +3,31 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..cluster.errors import ContextTooLongError, InvalidRequestError
 from ..cluster.sampling_params import SamplingParams
+from ..kv_store.hashing import pack_tokens
 from .tokenizer import Tokenizer
 
+_PACKED = np.dtype("<i4")
 
-def check_prompt(prompt_token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidRequestError (``prompt``) when it is empty or has ids outside the vocabulary."""
+
+def packed_prompt(prompt_token_ids: Sequence[int], vocab_size: int) -> bytes:
+    """The prompt as ``hashing.pack_tokens`` makes it.
+
+    Raises InvalidRequestError (``prompt``) when it is empty or has ids outside the vocabulary.
+    """
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt must have at least one token", param="prompt")
-    _check_ids(prompt_token_ids, vocab_size, "prompt")
+    try:
+        packed = pack_tokens(prompt_token_ids)
+    except (OverflowError, TypeError):
+        packed = b""
+    ids = np.frombuffer(packed, dtype=_PACKED)
+    if not packed or ids.min() < 0 or ids.max() >= vocab_size:
+        _check_ids(prompt_token_ids, vocab_size, "prompt")
+    return packed
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:

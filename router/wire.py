@@ -226,7 +226,7 @@ def _from_wire(wire: list[Any]) -> Message:
 def _request_to_wire(request: GenerateRequest) -> list[Any]:
     return [
         request.request_id,
-        pack_tokens(request.prompt_token_ids),
+        request.packed_prompt or pack_tokens(request.prompt_token_ids),
         request.params.to_wire(),
         pack_tokens(request.output_token_ids),
         request.priority,

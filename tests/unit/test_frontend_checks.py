@@ -8,7 +8,9 @@ from small_tokenizers import byte_level, sentencepiece, word_level
 
 from warmroot.cluster.errors import ContextTooLongError, InvalidRequestError
 from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.kv_store.hashing import pack_tokens
 from warmroot.router.frontend import Frontend
+from warmroot.router.request_checks import packed_prompt
 from warmroot.router.tokenizer import Tokenizer
 
 TOKENIZER = byte_level()
@@ -124,3 +126,12 @@ def test_no_template(tokenizer: Tokenizer) -> None:
     frontend, _ = make(tokenizer)
     with pytest.raises(InvalidRequestError, match=r"tiny has no chat template.*--chat-template"):
         frontend.render([{"role": "user", "content": "x"}])
+
+
+def test_a_prompt_is_packed_as_it_is_checked() -> None:
+    ids = [1, 2, 300]
+    assert packed_prompt(ids, 301) == pack_tokens(ids) == b"\x01\0\0\0\x02\0\0\0\x2c\x01\0\0"
+    with pytest.raises(InvalidRequestError, match="token id 300 "):
+        packed_prompt(ids, 300)
+    with pytest.raises(InvalidRequestError, match="token id 4294967296 "):
+        packed_prompt([1, 2**32], 300)

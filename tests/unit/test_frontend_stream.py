@@ -11,6 +11,7 @@ from small_tokenizers import byte_level
 from warmroot.cluster.errors import EngineError, OverloadedError
 from warmroot.cluster.messages import FinishReason, GenerateRequest, TokenLogprob
 from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.kv_store.hashing import pack_tokens
 from warmroot.router.frontend import Frontend
 from warmroot.router.output import OutputDelta
 
@@ -75,6 +76,7 @@ async def test_what_the_engine_is_asked() -> None:
         cache_salt="tenant",
         arrival=12.5,
     )
+    assert request.packed_prompt == pack_tokens(ids("hello"))
 
 
 async def test_half_a_character_at_the_end() -> None:
