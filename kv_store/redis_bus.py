@@ -115,11 +115,12 @@ class RedisEventBus:
                 wait_s = 0.0 if had_news else min(left_s, _MOST_BLOCK_S)
                 entries, after = await self._read_once(client, cursor, wait_s)
                 left_s -= wait_s
-                if entries or had_news or left_s <= 0:
-                    return entries, after
-                if had_news := after.get(_NEWS) != cursor.get(_NEWS):
+                fresh_news = after.get(_NEWS) != cursor.get(_NEWS)
+                if fresh_news:
                     self._names = await self._all_names(client)
-                cursor = after
+                if entries or had_news or (left_s <= 0 and not fresh_news):
+                    return entries, after
+                cursor, had_news = after, fresh_news
 
     async def _read_once(self, client: Client, cursor: Cursor, wait_s: float) -> tuple[list[BusEntry], Cursor]:
         streams = {self._stream(name): cursor.get(name, "0") for name in (_NEWS, *(self._names or ()))}

@@ -4,6 +4,8 @@ Epochs are compared as decimal texts of one length, because Lua's numbers are to
 """
 
 _FENCE = """
+local kind = redis.call('TYPE', KEYS[2])['ok']
+if kind ~= 'stream' and kind ~= 'none' then redis.call('DEL', KEYS[2]) end
 local known = redis.call('HGET', KEYS[1], 'epoch')
 if known and known > ARGV[1] then return -1 end
 if known ~= ARGV[1] then

@@ -3,9 +3,12 @@
 """
 
 import asyncio
+import dataclasses
 
 from warmroot.cluster.ids import Epoch, ReplicaId
-from warmroot.cluster.messages import ReplicaInfo
+from warmroot.cluster.messages import ModelCard, RankInfo, ReplicaInfo, StartupNote
+from warmroot.kv_store.bus import FROM_NOW
+from warmroot.kv_store.hot_prefixes import HotPrefix
 
 
 def replica_info(name="a", epoch=1, address="127.0.0.1:1"):
@@ -23,6 +26,22 @@ def replica_info(name="a", epoch=1, address="127.0.0.1:1"):
         prefill_tokens_per_s=1000.0,
         decode_step_s=0.01,
     )
+
+
+def model_card(model="m", names=("m", "alias")):
+    return ModelCard(
+        model=model,
+        names=names,
+        tokenizer={"kind": "gguf", "tokens": ["\u0120a", "b"], "scores": [0.5, -1.0], "data": b"\x00\xff"},
+        max_model_len=2048,
+        vocab_size=49152,
+        token="secret",
+        routing_policy="warm_prefix",
+    )
+
+
+def hot_prefix(tokens, heat):
+    return HotPrefix(b"n" * 16, 16, tokens, heat)
 
 
 async def read_all(bus, cursor):
@@ -131,3 +150,85 @@ class BusContract:
         await bus.heartbeat(replica_info(epoch=2), 5.0)
         await bus.leave("a", 1)
         assert [info.epoch for info in await bus.members()] == [2]
+
+    async def test_a_snapshot_may_have_several_parts(self, bus, advance):
+        await bus.publish("a", 1, [b"0"])
+        await bus.publish_snapshot("a", 1, b"s0", b"s1", b"s2")
+        await bus.publish("a", 1, [b"1"])
+        assert [data for _, data in (await read_all(bus, {}))[0]] == [b"s0", b"s1", b"s2", b"1"]
+
+    async def test_a_reader_that_follows_reads_a_snapshot_after_what_it_replaces(self, bus, advance):
+        await bus.publish("a", 1, [b"0"])
+        _, cursor = await read_all(bus, {})
+        await bus.publish_snapshot("a", 1, b"s")
+        assert (await read_all(bus, cursor))[0] == [("a", b"s")]
+
+    async def test_epochs_are_compared_to_the_last_digit(self, bus, advance):
+        epoch = 1_796_000_000_123_456_789
+        await bus.publish("a", epoch, [b"new"])
+        assert not await bus.publish("a", epoch - 1, [b"old"])
+        await bus.publish("a", epoch + 1, [b"newer"])
+        assert (await read_all(bus, {}))[0] == [("a", b"newer")]
+
+    async def test_members_show_the_ranks_of_a_gang(self, bus, advance):
+        ranks = (RankInfo(rank=0, stage=0, host="h", pid=7, memory_bytes=2**40, last_step=3),)
+        info = dataclasses.replace(replica_info(epoch=2**62 + 1), ranks=ranks)
+        await bus.heartbeat(info, 5.0)
+        assert await bus.members() == [info]
+
+    async def test_who_has_left_may_come_back(self, bus, advance):
+        await bus.heartbeat(replica_info(), 5.0)
+        await bus.leave("a", 1)
+        assert await bus.members() == []
+        assert await bus.heartbeat(replica_info(epoch=2), 5.0)
+        assert [info.epoch for info in await bus.members()] == [2]
+
+    async def test_words_reach_all_who_listen_and_nobody_later(self, bus, advance):
+        await bus.share(b"before")
+        _, first = await bus.hear(FROM_NOW, 0.05)
+        listening = asyncio.ensure_future(bus.hear(first, 5.0))
+        await asyncio.sleep(0.02)
+        await bus.share(b"1")
+        words, first = await listening
+        assert words == [b"1"]
+        await bus.share(b"2")
+        assert (await bus.hear(first, 5.0))[0] == [b"2"]
+
+    async def test_nothing_said_is_nothing_heard(self, bus, advance):
+        _, heard = await bus.hear(FROM_NOW, 0.01)
+        assert await bus.hear(heard, 0.01) == ([], heard)
+
+    async def test_hot_prefixes_of_all_sources_add_up(self, bus, advance):
+        await bus.put_hot("r1", [hot_prefix(b"a" * 64, 5.0), hot_prefix(b"b" * 64, 4.0)], 60.0)
+        await bus.put_hot("r2", [hot_prefix(b"b" * 64, 3.0), hot_prefix(b"c" * 64, 1.0)], 60.0)
+        assert await bus.hot(2) == [hot_prefix(b"b" * 64, 7.0), hot_prefix(b"a" * 64, 5.0)]
+        await bus.put_hot("r1", [], 60.0)
+        assert [prefix.heat for prefix in await bus.hot(9)] == [3.0, 1.0]
+
+    async def test_cards_are_found_by_any_name(self, bus, advance):
+        assert await bus.card(None) is None
+        await bus.put_card(model_card())
+        assert await bus.card(None) == await bus.card("m") == await bus.card("alias") == model_card()
+        assert await bus.card("other") is None
+        await bus.put_card(model_card("n", ("n",)))
+        assert await bus.card(None) is None
+        assert await bus.card("n") == model_card("n", ("n",))
+
+    async def test_the_latest_note_of_each_replica(self, bus, advance):
+        await bus.report("a", StartupNote(stage="loading", done=1, total=2))
+        await bus.report("a", StartupNote(stage="ready"))
+        await bus.report("b", StartupNote(stage="failed", failed="no room"))
+        notes = {"a": StartupNote(stage="ready"), "b": StartupNote(stage="failed", failed="no room")}
+        assert await bus.notes() == notes
+
+    async def test_clearing_forgets_everything(self, bus, advance):
+        await bus.check()
+        await bus.heartbeat(replica_info(), 5.0)
+        await bus.publish_snapshot("a", 1, b"s")
+        await bus.put_card(model_card())
+        await bus.report("a", StartupNote(stage="ready"))
+        await bus.put_hot("r", [hot_prefix(b"a" * 64, 5.0)], 60.0)
+        await bus.clear()
+        assert (await read_all(bus, {}))[0] == []
+        assert (await bus.card(None), await bus.notes(), await bus.hot(9)) == (None, {}, [])
+        assert await bus.heartbeat(replica_info(), 5.0)
