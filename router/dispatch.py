@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import cast
@@ -44,6 +44,7 @@ class Dispatcher:
         self.core = RoutingCore(membership.index, policy, clock, late=late, history=history)
         self._membership = membership
         self._wait_s = wait_s
+        self._synced: Sequence[Member] | None = None
         self._pumping: asyncio.Task[None] | None = None
 
     @property
@@ -83,7 +84,7 @@ class Dispatcher:
         ready = await self._membership.wait_ready(self._wait_s)
         if not ready:
             raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
-        self.core.sync(ready)
+        self._sync(ready)
         bound = asyncio.Event()
         ticket = self.core.submit(question, lambda ticket: bound.set())
         if ticket.replica is None:
@@ -94,6 +95,13 @@ class Dispatcher:
                 self.core.finish(ticket)
                 raise
         return ticket
+
+    def _sync(self, ready: Sequence[Member]) -> None:
+        if ready is self._synced:
+            self.core.fleet.listen()
+        else:
+            self.core.sync(ready)
+            self._synced = ready
 
     async def _wait_for(self, bound: asyncio.Event) -> None:
         while not await _is_set(bound, self._wait_s):
@@ -130,7 +138,7 @@ class Dispatcher:
         while self.core.num_waiting:
             await asyncio.sleep(PUMP_EVERY_S)
             try:
-                self.core.sync(self._membership.ready())
+                self._sync(self._membership.ready())
                 self.core.pump()
             except Exception:
                 logger.exception("looking at those who wait failed; going on")

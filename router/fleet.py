@@ -107,6 +107,12 @@ class Fleet:
             self._loads[place] = load
             self._write_load(place, load)
 
+    def listen(self) -> None:
+        """Note everyone's latest word."""
+        for place, load in enumerate([member.load for member in self._members]):
+            if load is not self._loads[place]:
+                self.told(place, load)
+
     def learned(self, name: ReplicaId) -> None:
         """Note what a replica's rates are now."""
         place = self._places.get(name)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,6 +101,7 @@ class Membership:
         self.follower = BusFollower(bus, self.index, self._update, clock)
         self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
         self._members: dict[ReplicaId, Member] = {}
+        self._ready: Sequence[Member] | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -114,11 +115,13 @@ class Membership:
             task.cancel()
         await asyncio.gather(*(member.client.close() for member in self._members.values()))
 
-    def ready(self) -> list[Member]:
-        """Who can be given a request now."""
-        return [member for member in self._members.values() if member.state is ReplicaState.READY]
+    def ready(self) -> Sequence[Member]:
+        """Who can be given a request now: the same object until that changes."""
+        if self._ready is None:
+            self._ready = [member for member in self._members.values() if member.state is ReplicaState.READY]
+        return self._ready
 
-    async def wait_ready(self, timeout_s: float) -> list[Member]:
+    async def wait_ready(self, timeout_s: float) -> Sequence[Member]:
         """``ready()``, after waiting up to ``timeout_s`` for the first."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -162,6 +165,7 @@ class Membership:
         logger.info("replica %s is gone", replica)
 
     def _notify(self) -> None:
+        self._ready = None
         self._changed.set()
         self._changed = asyncio.Event()
 

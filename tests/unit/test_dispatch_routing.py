@@ -478,3 +478,18 @@ async def test_without_news_the_first_in_line_is_bound_all_the_same():
     assert (len(a.requests), cluster.dispatcher.core.num_waiting) == (2, 1)
     a.may_answer.set()
     await asyncio.gather(*tasks)
+
+
+async def test_who_is_ready_is_looked_at_only_when_it_changes():
+    cluster = Cluster("least_loaded")
+    a, b = await cluster.join("a", "b")
+    ready = cluster.membership.ready()
+    assert [member.info.replica for member in ready] == ["a", "b"]
+    assert cluster.membership.ready() is ready
+    a.load = Load(running=5, kv_total_blocks=1000, max_num_seqs=64)
+    await cluster.run(request_id="1")
+    a.load, b.load = b.load, a.load
+    await cluster.run(request_id="2")
+    a.connect(False)
+    await cluster.run(request_id="3")
+    assert cluster.where() == {"a": ["2"], "b": ["1", "3"]}
