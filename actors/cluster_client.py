@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import uuid
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
@@ -10,6 +11,7 @@ from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
 from ..router.late_binding import LateBinding
 from ..router.membership import Membership
+from ..router.peer_exchange import PeerExchange
 from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
 
@@ -23,6 +25,7 @@ class ClusterClient:
         self, bus: ClusterBus, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend
     ) -> None:
         self._bus = bus
+        self._exchange = PeerExchange(bus, dispatcher.core.peers, uuid.uuid4().hex)
         self.card = card
         self.membership = membership
         self.dispatcher = dispatcher
@@ -48,11 +51,14 @@ class ClusterClient:
             vocab_size=card.vocab_size,
             new_seed=lambda: draws.getrandbits(63),
         )
+        client = cls(bus, card, membership, dispatcher, frontend)
         await membership.start()
-        return cls(bus, card, membership, dispatcher, frontend)
+        client._exchange.start()
+        return client
 
     async def close(self) -> None:
         """Disconnect from replicas and bus."""
+        self._exchange.close()
         await self.membership.close()
         await self._bus.close()
 

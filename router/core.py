@@ -17,8 +17,9 @@ from .cached_columns import CachedColumns
 from .fleet import Fleet, KnownReplica
 from .late_binding import LateBinding, WaitingLine
 from .openai.cluster_state import RoutingStats
+from .peers import Peers
 from .policy.base import Candidates, Numbers, Policy, Prefix, Ranked, Ranking, RoutingRequest
-from .policy.in_flight import InFlight, Reservation
+from .policy.in_flight import Account, InFlight, Reservation
 from .policy.warm_prefix import decode_slowdown
 
 HISTORY = 1024
@@ -94,7 +95,8 @@ class RoutingCore:
     """Chooses among the replicas that ``join``; ``clock`` gives monotonic seconds, ``index`` what they have cached.
 
     ``late`` None binds every request at once. ``tokens_per_id``: prompt tokens that a packed id stands for; above 1 in
-    a simulation of traces that name whole blocks. ``decisions`` are the latest, newest last.
+    a simulation of traces that name whole blocks. ``decisions`` are the latest, newest last. Routers that share their
+    words (``peers``) must have different ``name``s.
     """
 
     def __init__(
@@ -106,10 +108,12 @@ class RoutingCore:
         late: LateBinding | None = None,
         tokens_per_id: int = 1,
         history: int = HISTORY,
+        name: str = "",
     ) -> None:
         self.policy = policy
         self.fleet = Fleet(tokens_per_id)
-        self.in_flight = InFlight(clock, on_change=self.fleet.sent)
+        self.in_flight = InFlight(clock, on_change=self._account_changed)
+        self.peers = Peers(name, clock, self._peers_changed)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self._index = index
         self._cached = CachedColumns(index.slots)
@@ -149,7 +153,7 @@ class RoutingCore:
             if self.fleet.member(name) is replica:
                 return
             self.leave(name)
-        self.fleet.join(replica, self.in_flight.account(name))
+        self.fleet.join(replica, self.peers.with_theirs(name, self.in_flight.account(name)))
 
     def leave(self, replica: ReplicaId) -> None:
         """It gets no new request; what it has goes on."""
@@ -260,6 +264,10 @@ class RoutingCore:
             held = self._index.held(prefix.namespace, tokens, block_size)
             self._cached.write(held, row, fleet.names, fleet.version)
             self._sent.write(self.in_flight.held(prefix), row, fleet.names, fleet.version)
+            for name, held_tokens in self.peers.match(prefix).items():
+                place = fleet.place(name)
+                if place is not None and row[place] < held_tokens:
+                    row[place] = held_tokens
         if self._tokens_per_id != 1:
             row *= self._tokens_per_id
         return candidates
@@ -302,7 +310,15 @@ class RoutingCore:
         ticket.tried.add(replica)
         ticket.member = member
         ticket.reservation = self.in_flight.reserve(replica, prefix, request.prompt_tokens, uncached, seconds)
+        self.peers.reserved(ticket.reservation)
         self.policy.routed(request, replica)
+
+    def _account_changed(self, replica: ReplicaId, account: Account) -> None:
+        self.peers.note(replica, account)
+        self.fleet.sent(replica, self.peers.with_theirs(replica, account))
+
+    def _peers_changed(self, replica: ReplicaId) -> None:
+        self.fleet.sent(replica, self.peers.with_theirs(replica, self.in_flight.account(replica)))
 
     def _release(self, ticket: Ticket) -> None:
         reservation, ticket.reservation, ticket.member = ticket.reservation, None, None

@@ -17,14 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 class PeerExchange:
-    """Runs in the background from ``start`` to ``close``. ``skipped`` counts words that could not be read."""
+    """Runs in the background from ``start`` to ``close``. ``skipped`` counts words that could not be read.
 
-    def __init__(self, bus: BusReader, peers: Peers) -> None:
+    ``name`` tells the router from all others.
+    """
+
+    def __init__(self, bus: BusReader, peers: Peers, name: str) -> None:
         self.skipped = 0
         self._bus = bus
         self._peers = peers
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        peers.name = name
         peers.on_news = self._news.set
 
     def start(self) -> None:
