@@ -20,7 +20,7 @@ _MOST_SCORES = 1 << 22
 class TorchLatentAttention:
     """Pages are [block_size, entry]; there are no pages of values. Metadata must not change in place."""
 
-    name: str = "latents by torch"
+    name: str = "torch"
     _plans: BucketPlans = field(default_factory=BucketPlans)
     _gather: PageGather = field(default_factory=PageGather)
 

@@ -19,7 +19,7 @@ class _Planned(NamedTuple):
 class NativeLatentAttention:
     """For float32 queries on the CPU; pages are float32, float16 or bfloat16. Metadata must not change in place."""
 
-    name = "latents by native kernels"
+    name = "native"
 
     def __init__(self, library: NativeLibrary | None = None) -> None:
         """With the kernels of ``library``, this machine's by default. Raises ConfigError where there are none."""

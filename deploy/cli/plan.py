@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     needs = Needs(
         memory_bytes=int(memory * config.cache.gpu_memory_utilization),
         weights=weights,
-        kv_format=kv_format(arguments.kv_cache_dtype, _cached_dtype(spec, weights, arguments.device)),
+        kv_format=kv_format(arguments.kv_cache_dtype, weights.table.name),
         max_model_len=config.model.max_model_len or spec.max_position,
         block_size=config.cache.block_size,
     )
@@ -118,11 +118,6 @@ def _positive(text: str) -> int:
 def machine_memory() -> int:
     """Bytes of RAM of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cached_dtype(spec: ModelSpec, weights: KeptWeights, device: str) -> str:
-    """What ``auto`` caches keys and values as: latents as activations are, and those are float32 on a CPU."""
-    return "float32" if device == "cpu" and spec.mla is not None else weights.table.name
 
 
 def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -> KeptWeights:

@@ -6,7 +6,10 @@ import pytest
 import torch
 import transformers
 
+from warmroot.actors.kernels.library import native
 from warmroot.actors.models.loader import load_model
+from warmroot.actors.runner.load import KvMemoryConfig, load_runner
+from warmroot.actors.runner.memory import page_bytes
 
 from .conftest import PagedSequences
 from .greedy_harness import GreedyEngine, reference_greedy
@@ -66,6 +69,15 @@ def test_logits_of_chunks_and_decodes(decoder, reference):
         expected = reference(torch.tensor([tokens])).logits[0]
         assert expected.std() > 0.5  # a reference that says nothing would agree with anything
         torch.testing.assert_close(torch.cat(logits), expected, atol=1e-3, rtol=0)
+
+
+def test_pages_fill_the_memory(folder, decoder):
+    runner = load_runner(folder, kv=KvMemoryConfig(kv_cache_memory=2**20))
+    allocated = sum(pages.nbytes for pages in (*runner._kv.keys, *runner._kv.values))
+    size = page_bytes(decoder.spec, runner.layout, runner.kv_dtype)
+    assert allocated == runner.num_blocks * size
+    assert 2**20 - size < allocated <= 2**20
+    assert runner.kv_dtype == (torch.float32 if native() is None else torch.float16)
 
 
 def test_reference_says_something(expected):
