@@ -64,6 +64,7 @@ class RankReport:
     host: str
     pid: int
     peak_memory_bytes: int
+    """Most that its process has held, at least all of its weights, its KV pages and what it has besides."""
     layout: KvLayout
     """Of the whole model: what the leader's block tables are made for."""
     num_blocks: int

@@ -1,11 +1,9 @@
 """One rank of a gang, in whatever process hosts it."""
 
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -20,11 +18,13 @@ from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.weights import Progress
 from ..runner.load import kv_memory_for
+from ..runner.memory import page_bytes
 from ..runner.runner import ModelRunner
 from ..runner.threads import use_threads
 from .collectives import Collectives
 from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .groups import RankLists, make_groups
+from .memory_use import held_bytes, peak_bytes
 from .plan_receiver import PlanReceiver
 from .rendezvous import join_store, serve_store
 from .shard import Shard
@@ -140,7 +140,7 @@ class Rank:
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
-            peak_memory_bytes=_peak_memory(),
+            peak_memory_bytes=peak_bytes(self._held_bytes + self._kv_bytes),
             layout=whole,
             num_blocks=self._runner.num_blocks,
             kv_dtype=str(self._runner.kv_dtype).removeprefix("torch."),
@@ -159,6 +159,7 @@ class Rank:
             progress=progress,
             shard=shard,
         )
+        self._held_bytes = held_bytes()
         layout = whole.stage(shard.own.layers)
         memory = config.kv.kv_cache_memory
         kv = config.kv._replace(
@@ -168,10 +169,12 @@ class Rank:
         kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
         stage = self._stage = PipelineStage(decoder, shard.groups.pp)
         self._balancer = _balancer(decoder, shard.groups.ep, config.expert_balance_steps)
+        num_blocks = votes.least("KV blocks", num_blocks)
+        self._kv_bytes = num_blocks * page_bytes(decoder.spec, layout, kv_dtype)
         return ModelRunner(
             decoder,
             layout,
-            votes.least("KV blocks", num_blocks),
+            num_blocks,
             kv_dtype=kv_dtype,
             max_num_seqs=config.max_num_seqs,
             forward=stage.forward if stage.group.size > 1 else None,
@@ -250,12 +253,3 @@ class _Votes:
             return min(int(self._store.get(f"{subject}/{rank}")) for rank in range(self._size))
         except RuntimeError as error:
             raise RankLostError(f"agreeing on {subject}: {str(error).splitlines()[0]}") from error
-
-
-def _peak_memory() -> int:
-    """Bytes of RAM that this program has held at most."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:  # no Linux, where the other number would count what the parent held before it started this
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -200,7 +200,7 @@ def test_smallest_fit():
     assert fit(80 * GB) == Topology(tp=2)
     assert fit(24 * GB) == Topology(tp=6)  # two KV heads on two ranks, one on the others
     assert fit(20 * GB) == Topology(tp=7)  # the rank with two KV heads has less of the MLP
-    assert fit(10 * GB) == Topology(tp=5, pp=3)
+    assert fit(10 * GB) == Topology(tp=7, pp=2)
     assert fit(GB) is None
 
 
