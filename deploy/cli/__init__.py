@@ -15,6 +15,7 @@ COMMANDS = {
     "complete": "complete a prompt on a running endpoint",
     "status": "show the models, replicas and load of a running endpoint",
     "plan": "say what a model needs and how many sequences fit",
+    "simulate": "replay a trace on simulated replicas, under any routing policy",
     "bench": "measure: engine, curves, overhead or routing",
 }
 

@@ -56,6 +56,10 @@ class ReplicaCosts:
         times = {name: value * factor for name, value in asdict(self).items() if name.endswith("_s")}
         return replace(self, **times)
 
+    def with_memory(self, kv_tokens: int) -> "ReplicaCosts":
+        """A replica with that KV memory."""
+        return replace(self, kv_tokens=kv_tokens)
+
     def to_json(self) -> str:
         """For ``--costs``."""
         return json.dumps(asdict(self), indent=2)

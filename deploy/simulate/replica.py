@@ -9,6 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...cluster.messages import Load
 from .block_cache import NO_PARENT, BlockCache
@@ -21,7 +22,7 @@ class SimSequence:
     """A request in a replica."""
 
     trace: TraceRequest
-    tag: object
+    tag: Any
     """Whose it is."""
     prompt_tokens: int
     """To compute: after a preemption with what had been generated."""
@@ -99,8 +100,9 @@ class SimulatedReplica:
         self._waiting.append(sequence)
         if not self._busy:
             self._begin()
-        elif self._run is not None:
-            self._cut_short()
+            return
+        self._on_load(self.load())
+        self._cut_short()
 
     def kill(self) -> list[SimSequence]:
         """It is gone; what it had is returned."""
