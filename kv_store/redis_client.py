@@ -25,6 +25,10 @@ Client = Any
 """``Redis`` or ``RedisCluster``, which share their commands but no base class."""
 
 
+class RedisAwayError(ConnectionError):
+    """Redis does not do what was asked of it now; it may do so later."""
+
+
 async def connect(address: RedisAddress) -> Client:
     """A client of the Redis there, asked once what it is. Raises ConfigError where trying again cannot help.
 
@@ -41,8 +45,6 @@ async def connect(address: RedisAddress) -> Client:
             await client.aclose()
             raise
         await client.aclose()
-        if address.db:
-            raise ConfigError(f"metadata_store: {address} is a Redis Cluster, which has no database {address.db}")
         return await _cluster(address)
 
 
@@ -62,13 +64,15 @@ async def reporting(address: RedisAddress, *, at_start: bool = False) -> AsyncGe
     """
     try:
         yield
+    except RedisAwayError:
+        raise
     except exceptions.RedisError as error:
         mistake = _mistake(address, error) if at_start else None
         if mistake is not None:
             raise ConfigError(f"metadata_store: {mistake}", param="metadata_store") from None
-        raise ConnectionError(f"Redis at {address}: {_said(error)}") from None
+        raise RedisAwayError(f"Redis at {address}: {_said(error)}") from None
     except OSError as error:  # redis-py lets some of the socket's own errors through
-        raise ConnectionError(f"Redis at {address}: {error}") from None
+        raise RedisAwayError(f"Redis at {address}: {error}") from None
 
 
 def _mistake(address: RedisAddress, error: exceptions.RedisError) -> str | None:
@@ -78,7 +82,7 @@ def _mistake(address: RedisAddress, error: exceptions.RedisError) -> str | None:
         who = f"user {address.username}" if address.username else "the default user"
         given = "the password is wrong" if address.password else f"it wants one (in the URL, or in {PASSWORD_VARIABLE})"
         return f"Redis at {address} refuses the password of {who}: {given}"
-    if "DB index is out of range" in said:
+    if "DB index is out of range" in said or "SELECT is not allowed" in said:
         return f"Redis at {address} has no database {address.db}"
     if isinstance(error, (exceptions.NoPermissionError, exceptions.OutOfMemoryError)) or said.startswith("READONLY"):
         return f"Redis at {address}: {_said(error)}"

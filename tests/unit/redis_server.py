@@ -29,7 +29,8 @@ class RedisServer:
         self.folder.mkdir(parents=True)
         self.process: subprocess.Popen[bytes] | None = None
         self._arguments = arguments
-        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", 'save ""', *options]
+        plain = [] if "--sentinel" in arguments else ['save ""']
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", *plain, *options]
         self.config = self.folder / "redis.conf"
         self.config.write_text("\n".join(lines) + "\n")
 
