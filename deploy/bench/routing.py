@@ -1,5 +1,7 @@
 """``warmroot bench routing``: many shared prefixes on two replicas whose caches hold them only together.
 
+With ``--traces`` it simulates instead: see ``routing_cells``.
+
 Three systems get the same requests at the same times, each from a cold start: one replica with the memory of both,
 two replicas with the warm-prefix policy, and two with round robin.
 """
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from statistics import median
 
 from ...actors.models.source import resolve_model
@@ -47,6 +50,8 @@ SYSTEMS = (WARM, ROUND_ROBIN, ONE)
 
 def main(argv: Sequence[str]) -> int:
     """Measure and report. Returns 1 if a bar does not hold (never with ``--quick``)."""
+    if any(word.partition("=")[0] == "--traces" for word in argv):
+        return import_module(".routing_cells", __package__).main(argv)
     options = _parse(argv)
     with Report("routing", vars(options), json_only=options.json) as report:
         bench = _RoutingBench(options, report)
@@ -62,6 +67,7 @@ def _parse(argv: Sequence[str]) -> Namespace:
         "warmroot bench routing", "Many shared prefixes on two replicas whose caches hold them only together."
     )
     add = parser.add_argument
+    add("--traces", metavar="DIR", help="simulate traces instead; see --traces '' --help")
     add("model", nargs="?", default="smollm2", help="folder, GGUF file, hub id or smollm2")
     add("--dtype", choices=tuple(DTYPES), default="fp16", help="precision of the weights")
     add("--prefixes", type=int, default=16, help="shared prefixes")
