@@ -10,14 +10,20 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import cast
 
 from ...cluster.errors import RankLostError
 
 SILENCE_S = 1.8
 """A peer that says nothing for this long is lost: so a cut link or a stopped process shows within 2 s."""
+STARVED_FACTOR = 8
+"""A process of this machine that merely waits for a processor may be silent so many times longer."""
 _BEAT = struct.Struct("<q")
 _GOODBYE = -1
+_CREDENTIALS = struct.Struct("3i")
+_COULD_RUN = "RSD"
+"""States of a process that runs or waits."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +99,11 @@ class Pulse:
 
     def _check(self, now: float) -> None:
         for peer in self._peers:
-            if not peer.left and now - peer.heard > self._silence_s:
-                raise RankLostError(f"{peer.name} has said nothing for {self._silence_s:g} s")
+            silence_s = now - peer.heard
+            if peer.left or silence_s <= self._silence_s:
+                continue
+            if silence_s > STARVED_FACTOR * self._silence_s or not peer.could_speak():
+                raise RankLostError(f"{peer.name} has said nothing for {silence_s:.1f} s")
 
 
 class _Peer:
@@ -112,6 +121,18 @@ class _Peer:
             self.connection.send(_BEAT.pack(progress))
         except OSError as error:  # its silence will tell, or the end of its beats, or its goodbye
             logger.debug("%s takes no beat: %s", self.name, error)
+
+    def could_speak(self) -> bool:
+        """Whether it is a process of this machine that has neither ended nor been stopped."""
+        if self.connection.family != socket.AF_UNIX:
+            return False
+        credentials = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(credentials)
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in _COULD_RUN
 
     def hear(self) -> bool:
         """Read what has come; False once the peer has taken leave."""

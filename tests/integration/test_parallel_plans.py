@@ -95,7 +95,7 @@ def test_a_rank_killed_while_its_result_is_awaited(leader, ranks):
 def test_a_stopped_rank_is_noticed(leader, ranks):
     ranks[1].send_signal(signal.SIGSTOP)
     assert leader.lost.wait(LIMIT_S)
-    assert "rank 1 has said nothing for 1.8 s" in str(leader.loss)
+    assert "rank 1 has said nothing for" in str(leader.loss)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

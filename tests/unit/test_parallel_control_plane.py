@@ -1,6 +1,11 @@
 """Plans out, results in: leader and ranks as threads of one process."""
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -287,12 +292,34 @@ def test_a_peer_that_takes_nothing_is_lost():
 def test_a_silent_peer_is_noticed():
     lost: list[RankLostError] = []
     noticed = threading.Event()
-    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # as another machine's: nothing is known of its process
+        ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
     pulse = Pulse({"rank 2": ours}, lambda error: (lost.append(error), noticed.set()), silence_s=0.1)
     assert noticed.wait(WAIT_S)
-    assert lost[0].message == "rank 2 has said nothing for 0.1 s"
+    assert re.fullmatch(r"rank 2 has said nothing for \d+\.\d s", lost[0].message)
     pulse.close()
     theirs.close()
+
+
+def test_a_process_that_waits_for_a_processor_is_not_lost_and_a_stopped_one_is():
+    name = f"\0warmroot-test-{os.getpid()}"
+    program = f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect({name!r}); time.sleep({WAIT_S})"
+    lost: list[RankLostError] = []
+    noticed = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        child = subprocess.Popen([sys.executable, "-S", "-c", program])
+        ours = listener.accept()[0]
+    try:
+        pulse = Pulse({"rank 2": ours}, lambda error: (lost.append(error), noticed.set()), silence_s=3.0)
+        assert not noticed.wait(4.0)
+        child.send_signal(signal.SIGSTOP)
+        assert noticed.wait(10.0)  # sooner than one that could speak: after 24 s
+        pulse.close()
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_peer_that_takes_leave_is_not_lost():
