@@ -183,6 +183,7 @@ class Lan:
     def _hold(self, command: list[str]) -> int:
         """Start a process that lives until the stack closes, or this process ends."""
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None
         self._stack.callback(process.wait)
         self._stack.enter_context(process.stdin)
         assert process.stdout.readline() == "up\n"

@@ -88,6 +88,14 @@ class Served:
         """The replica's own process, which lives where its first stage does."""
         return gang.ranks[0][0].process(gang.pid)
 
+    def starting(self) -> list[HostProcess]:
+        """Leaders of gangs that are not ready yet but have processes of ranks."""
+        gangs = self.gangs()
+        leaders = {self.leader(gang).pid for gang in gangs}
+        ranks = self.rank_processes() - {(host.name, pid) for gang in gangs for host, pid in gang.ranks}
+        found = [p for host in self.lan.hosts for p in host.processes("ServeReplica:warmroot:Replica")]
+        return [process for process in found if process.pid not in leaders] if gangs and ranks else []
+
     def answers_at(self, host: Host) -> bool:
         """Whether the endpoint of this host does."""
         try:
