@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile, zip_longest
 from typing import NamedTuple, Protocol
 
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
@@ -23,6 +24,8 @@ FROM_NOW = -1
 
 _FIRST_LEASE_S = 60.0
 _WORDS_KEPT = 1024
+_STREAM = "stream "
+"""Before a replica's name in a cursor."""
 
 
 class BusEntry(NamedTuple):
@@ -227,11 +230,13 @@ class InMemoryBus:
 
     async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
         """See ``EventBus``."""
-        position = int(cursor["position"]) if cursor.get("bus") == self._incarnation else 0
+        if cursor.get("bus") != self._incarnation:
+            cursor = {}
+        position = int(cursor.get("position", 0))
         if self._position <= position:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), timeout_s)
-        return self._after(position)
+        return self._after(cursor, position)
 
     async def members(self) -> list[ReplicaInfo]:
         """See ``EventBus``."""
@@ -311,24 +316,25 @@ class InMemoryBus:
         self._position += 1
         stream.append(self._position, data, self._capacity_bytes)
 
-    def _after(self, position: int) -> tuple[list[BusEntry], Cursor]:
-        fresh: list[tuple[int, BusEntry]] = []
+    def _after(self, cursor: Cursor, position: int) -> tuple[list[BusEntry], Cursor]:
+        """The streams take turns, so that a reader who starts gets the hottest prefixes of all replicas first."""
+        fresh: list[list[tuple[int, BusEntry]]] = []
+        reached: Cursor = {}
         for replica, stream in self._streams.items():
-            for at, data in reversed(stream.entries):
-                if at <= position:
-                    break
-                fresh.append((at, BusEntry(replica, data)))
-        fresh.sort(key=lambda pair: pair[0])
+            since = int(cursor.get(_STREAM + replica, position))
+            reached[_STREAM + replica] = str(since)
+            news = takewhile(lambda entry, since=since: entry[0] > since, reversed(stream.entries))
+            fresh.append([(at, BusEntry(replica, data)) for at, data in news][::-1])
         entries: list[BusEntry] = []
-        size, reached = 0, self._position
-        for at, entry in fresh:
-            if entries and size + len(entry.data) > self._read_bytes:
-                break
-            entries.append(entry)
-            size, reached = size + len(entry.data), at
-        if len(entries) == len(fresh):
-            reached = self._position
-        return entries, {"bus": self._incarnation, "position": str(reached)}
+        size = 0
+        for turn in zip_longest(*fresh):
+            for at, entry in filter(None, turn):
+                if entries and size + len(entry.data) > self._read_bytes:
+                    return entries, {"bus": self._incarnation, "position": str(position), **reached}
+                entries.append(entry)
+                size += len(entry.data)
+                reached[_STREAM + entry.replica] = str(at)
+        return entries, {"bus": self._incarnation, "position": str(self._position)}
 
     def _expire(self) -> None:
         now = self._clock()

@@ -4,10 +4,14 @@ Linear hashing (Litwin, VLDB 1980): one bucket is split for every few insertions
 A bucket is one ``bytes`` of records ``key (8) + number (4)``, searched by memmem. Keys must be uniform, as hashes are.
 """
 
+from struct import Struct
+
 KEY_BYTES = 8
 _RECORD_BYTES = KEY_BYTES + 4
 _RECORDS_PER_BUCKET = 24
 _FIRST_BUCKETS = 64
+_LOW_BITS = Struct("<I4x")
+"""Of each key."""
 
 
 class HashMap:
@@ -29,19 +33,29 @@ class HashMap:
         at = _find(bucket, key)
         return None if at < 0 else int.from_bytes(bucket[at + KEY_BYTES : at + _RECORD_BYTES], "little")
 
-    def put(self, key: bytes, number: int) -> None:
-        """Insert or overwrite."""
-        index = self._index(key)
-        bucket = self._buckets[index]
-        record = key + number.to_bytes(4, "little")
-        at = _find(bucket, key)
-        if at >= 0:
-            self._buckets[index] = bucket[:at] + record + bucket[at + _RECORD_BYTES :]
-            return
-        self._buckets[index] = bucket + record
-        self._size += 1
-        if self._size > len(self._buckets) * _RECORDS_PER_BUCKET:
-            self._split_next()
+    def put(self, keys: bytes, number: int) -> None:
+        """Insert or overwrite: every KEY_BYTES of ``keys`` leads to ``number``."""
+        tail, at = number.to_bytes(4, "little"), 0
+        buckets, first_round = self._buckets, self._round
+        num_buckets, bits = len(buckets), 2 * first_round - 1
+        for (low,) in _LOW_BITS.iter_unpack(keys):
+            # ``_index`` written out: this loop is most of what an index does with events.
+            index: int = low & bits
+            if index >= num_buckets:
+                index -= first_round
+            key = keys[at : at + KEY_BYTES]
+            at += KEY_BYTES
+            bucket = buckets[index]
+            found = _find(bucket, key) if key in bucket else -1
+            if found >= 0:
+                buckets[index] = bucket[:found] + key + tail + bucket[found + _RECORD_BYTES :]
+                continue
+            buckets[index] = bucket + key + tail
+            self._size += 1
+            if self._size > num_buckets * _RECORDS_PER_BUCKET:
+                self._split_next()
+                first_round = self._round
+                num_buckets, bits = len(buckets), 2 * first_round - 1
 
     def pop(self, key: bytes) -> None:
         """Remove the key if it is there."""
@@ -59,10 +73,13 @@ class HashMap:
     def _split_next(self) -> None:
         old = len(self._buckets) - self._round
         records = self._buckets[old]
-        self._buckets[old] = b""
-        self._buckets.append(b"")
+        byte, bit = divmod(self._round.bit_length() - 1, 8)
+        stay: list[bytes] = []
+        move: list[bytes] = []
         for at in range(0, len(records), _RECORD_BYTES):
-            self._buckets[self._index(records[at : at + KEY_BYTES])] += records[at : at + _RECORD_BYTES]
+            (move if records[at + byte] >> bit & 1 else stay).append(records[at : at + _RECORD_BYTES])
+        self._buckets[old] = b"".join(stay)
+        self._buckets.append(b"".join(move))
         if len(self._buckets) == 2 * self._round:
             self._round *= 2
 

@@ -257,7 +257,7 @@ class PrefixIndex:
             node.hashes += hashes
         else:
             node = self._add(node, tokens, hashes, bit)
-        self._point(hashes, node.number)
+        self._where.put(hashes, node.number)
         return node
 
     def _add(self, parent: Node, tokens: bytes, hashes: bytes, mask: int) -> Node:
@@ -270,10 +270,6 @@ class PrefixIndex:
         _adopt(parent, node)
         return node
 
-    def _point(self, hashes: bytes, number: int) -> None:
-        for at in range(0, len(hashes), KEY_BYTES):
-            self._where.put(hashes[at : at + KEY_BYTES], number)
-
     def _split(self, node: Node, at: int) -> Node:
         """Cut an edge before block ``at``; returns its head. The shorter part gets a new number."""
         tokens, hashes = node.tokens, node.hashes
@@ -283,14 +279,14 @@ class PrefixIndex:
             node.tokens, node.hashes = tokens[cut:], hashes[key_cut:]
             head = self._add(parent, tokens[:cut], hashes[:key_cut], node.mask)
             _adopt(head, node)
-            self._point(head.hashes, head.number)
+            self._where.put(head.hashes, head.number)
             return head
         grandchildren, node.children = node.children, None
         node.tokens, node.hashes = tokens[:cut], hashes[:key_cut]
         tail = self._add(node, tokens[cut:], hashes[key_cut:], node.mask)
         for child in (grandchildren or {}).values():
             _adopt(tail, child)
-        self._point(tail.hashes, tail.number)
+        self._where.put(tail.hashes, tail.number)
         return node
 
     def _join(self, parent: Node, child: Node) -> Node:
@@ -300,7 +296,7 @@ class PrefixIndex:
         grandparent, tokens, hashes = parent.parent, parent.tokens + child.tokens, parent.hashes + child.hashes
         kept, lost = (parent, child) if len(parent.hashes) > len(child.hashes) else (child, parent)
         kept.children = child.children
-        self._point(lost.hashes, kept.number)
+        self._where.put(lost.hashes, kept.number)
         self._free(lost)
         kept.tokens, kept.hashes = tokens, hashes
         _adopt(grandparent, kept)
