@@ -141,6 +141,7 @@ class _Race:
         for entry in entries:
             figures[entry.name] = {
                 "tokens_per_s": median(rates[entry.name]),
+                "best_tokens_per_s": max(rates[entry.name]),
                 "ratio": median_ratio(rates[entry.name], rates[_WHOLE]),
                 "rounds_tokens_per_s": rates[entry.name],
                 **(self._gang(entry, windows[entry.name]) if entry.topology is not None else {}),
@@ -176,10 +177,10 @@ class _Race:
 
     def _tables(self, figures: dict[str, Any], streams: int) -> None:
         title = f"{self._dtype}, {streams} stream{'s' if streams > 1 else ''}: ms of a step"
-        columns = ("", "tokens/s", "ratio", "step", "compute", "communication", "bubble", "control", "idle")
+        columns = ("", "tokens/s", "ratio", "step", "compute", "communication", "bubble", "control", "idle", "CPU")
         rows: list[tuple[str, ...]] = []
         for name, figure in figures.items():
-            rows.append((name, f"{figure['tokens_per_s']:.1f}", f"{figure['ratio']:.3f}", *[""] * 6))
+            rows.append((name, f"{figure['tokens_per_s']:.1f}", f"{figure['ratio']:.3f}", *[""] * 7))
             if "split" in figure:
                 step = f"{figure['split']['step_ms']:.2f}"
                 rows += [

@@ -22,6 +22,8 @@ class RankSplit:
     """Taking in plans and answering."""
     idle_ms: float
     """Without a plan."""
+    cpu_ms: float
+    """Processor time: more than the time in the model where ranks spin, less where others use the machine."""
 
     @classmethod
     def of(cls, seconds: Mapping[str, float], num_steps: int) -> "RankSplit":
@@ -34,6 +36,7 @@ class RankSplit:
             bubble_ms=scale * seconds["bubble_s"],
             control_ms=scale * seconds["control_s"],
             idle_ms=scale * seconds["idle_s"],
+            cpu_ms=scale * seconds["cpu_s"],
         )
 
     @property
