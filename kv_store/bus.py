@@ -320,7 +320,8 @@ class InMemoryBus:
         """The streams take turns, so that a reader who starts gets the hottest prefixes of all replicas first."""
         fresh: list[list[tuple[int, BusEntry]]] = []
         reached: Cursor = {}
-        for replica, stream in self._streams.items():
+        for replica in self._in_turn(cursor.get("last", "")):
+            stream = self._streams[replica]
             since = int(cursor.get(_STREAM + replica, position))
             reached[_STREAM + replica] = str(since)
             news = takewhile(lambda entry, since=since: entry[0] > since, reversed(stream.entries))
@@ -334,7 +335,14 @@ class InMemoryBus:
                 entries.append(entry)
                 size += len(entry.data)
                 reached[_STREAM + entry.replica] = str(at)
+                reached["last"] = entry.replica
         return entries, {"bus": self._incarnation, "position": str(self._position)}
+
+    def _in_turn(self, last: str) -> list[str]:
+        """All replicas, from the one whose turn comes after ``last``'s."""
+        names = list(self._streams)
+        begin = names.index(last) + 1 if last in self._streams else 0
+        return names[begin:] + names[:begin]
 
     def _expire(self) -> None:
         now = self._clock()

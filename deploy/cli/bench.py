@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|parallel``."""
+"""``warmroot bench engine|curves|overhead|routing|router|parallel``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,6 +11,7 @@ BENCHES = {
     "curves": "tokens/s against batch, context, chunk and threads, as a plot",
     "overhead": "what HTTP, router and channel cost over the engine alone",
     "routing": "cached tokens and time to first token under each routing policy",
+    "router": "lookups, decisions, events and start of a router, beside the rivals that are installed",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
 }
 

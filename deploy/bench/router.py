@@ -1,0 +1,94 @@
+"""``warmroot bench router``: what a lookup, a decision and an event cost a router, and how fast a new one knows all."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ...kv_store.index import PrefixIndex
+from ..cli.flags import Parser
+from .report import Report
+from .router_load import FleetLoad
+from .router_measure import Decisions, Joined, Timed, decisions, fill, join_in_memory, lookups
+
+_MOST_LOOKUP_US, _MOST_DECISION_US, _LEAST_DECISIONS = 30.0, 150.0, 5000.0
+_MOST_BYTES_PER_TOKEN, _LEAST_STORED = 6.0, 150_000.0
+_MOST_USEFUL_S, _MOST_COMPLETE_S = 1.0, 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and report. Returns 1 if a bar does not hold (never with ``--quick``)."""
+    options = _parse(argv)
+    with Report("router", vars(options), json_only=options.json) as report:
+        _RouterBench(options, report).run()
+        status = report.finish()
+    return 0 if options.quick else status
+
+
+def _parse(argv: Sequence[str]) -> Namespace:
+    parser = Parser("warmroot bench router", "Lookups, decisions, events and start of a router, beside its rivals.")
+    add = parser.add_argument
+    add("--blocks", type=int, default=1_000_000, help="distinct cached blocks of 16 tokens")
+    add("--replicas", type=int, default=64, help="replicas that hold them")
+    add("--fleet", type=int, default=1000, help="replicas of a second, larger cluster; 0: none")
+    add("--prompts", type=int, default=4000, help="prompts of 5,000 tokens; half go on with a conversation")
+    add("--seed", type=int, default=0, help="of the load")
+    add("--quick", action="store_true", help="tiny load: shows that it runs, measures nothing")
+    add("--json", action="store_true", help="only the JSON on stdout, the tables on stderr")
+    options = parser.read(argv)
+    if options.quick:
+        options.blocks, options.replicas, options.fleet, options.prompts = 8000, 4, 16, 40
+    return options
+
+
+class _RouterBench:
+    def __init__(self, options: Namespace, report: Report) -> None:
+        self._options = options
+        self._report = report
+
+    def run(self) -> None:
+        """Everything, one after the other."""
+        options, report = self._options, self._report
+        report.note(f"{options.blocks:,} blocks over {options.replicas} replicas")
+        load, decided = self._measure(options.replicas, "router")
+        report.bar("a decision from token ids, p50 us", decided.from_ids.p50_us, _MOST_DECISION_US, at_least=False)
+        report.bar("decisions from token ids per s", decided.from_ids.per_s, _LEAST_DECISIONS)
+        self._join(load)
+        del load
+        if options.fleet:
+            report.note(f"{options.blocks:,} blocks over {options.fleet} replicas")
+            self._measure(options.fleet, "large_fleet")
+
+    def _measure(self, replicas: int, name: str) -> tuple[FleetLoad, Decisions]:
+        options, report = self._options, self._report
+        load, index = FleetLoad(options.blocks, replicas, options.seed), PrefixIndex()
+        applied = fill(index, load.batches())
+        prompts = load.prompts(options.prompts)
+        found, decided = lookups(index, load, prompts), decisions(index, load, prompts)
+        rows = {
+            "lookup": found,
+            "decision, from ids": decided.from_ids,
+            "decision, from packed ids": decided.from_packed,
+            "first token and end": decided.endings,
+        }
+        report.table(f"{replicas} replicas", ("", "p50 us", "p90 us", "p99 us", "per s"), _rows(rows))
+        report.result[name] = {"replicas": replicas, "lookup": found, "decision": decided, "events": applied}
+        if name == "router":
+            report.bar("lookup, p50 us", found.p50_us, _MOST_LOOKUP_US, at_least=False)
+            report.bar("bytes per cached token", applied.bytes_per_token, _MOST_BYTES_PER_TOKEN, at_least=False)
+            report.bar("stored blocks applied per s", applied.stored_blocks_per_s, _LEAST_STORED)
+        return load, decided
+
+    def _join(self, load: FleetLoad) -> None:
+        prompts = load.prompts(self._options.prompts)
+        joined: dict[str, Joined] = {"memory": join_in_memory(load, prompts)}
+        for bus, one in joined.items():
+            self._report.bar(f"new router useful, {bus} bus, s", one.useful_s, _MOST_USEFUL_S, at_least=False)
+            self._report.bar(f"new router complete, {bus} bus, s", one.complete_s, _MOST_COMPLETE_S, at_least=False)
+        self._report.result["join"] = {bus: asdict(one) for bus, one in joined.items()}
+
+
+def _rows(figures: dict[str, Timed]) -> list[tuple[str, ...]]:
+    return [
+        (name, *(f"{value:.1f}" for value in (timed.p50_us, timed.p90_us, timed.p99_us)), f"{timed.per_s:,.0f}")
+        for name, timed in figures.items()
+    ]
