@@ -3,6 +3,7 @@
 import asyncio
 import random
 import uuid
+from pathlib import Path
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
@@ -14,6 +15,7 @@ from ..router.membership import Membership
 from ..router.peer_exchange import PeerExchange
 from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
+from ..router.trace_recorder import TraceRecorder
 
 CARD_POLL_S = 0.1
 
@@ -32,7 +34,9 @@ class ClusterClient:
         self.frontend = frontend
 
     @classmethod
-    async def connect(cls, bus: ClusterBus, model: str | None = None, *, timeout_s: float = 3600.0) -> "ClusterClient":
+    async def connect(
+        cls, bus: ClusterBus, model: str | None = None, *, timeout_s: float = 3600.0, record_trace: str | None = None
+    ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
 
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
@@ -44,7 +48,7 @@ class ClusterClient:
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
         frontend = Frontend(
-            dispatcher,
+            dispatcher if record_trace is None else TraceRecorder(dispatcher, Path(record_trace)),
             tokenizer,
             model=card.model,
             max_model_len=card.max_model_len,

@@ -16,7 +16,7 @@ class Ingress:
     async def __init__(self, config: WarmrootConfig, _replicas: DeploymentHandle) -> None:
         """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it."""
         self._config = config
-        self._client = await ClusterClient.connect(open_bus(config))
+        self._client = await ClusterClient.connect(open_bus(config), record_trace=config.routing.record_trace)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve once the constructor is through."""

@@ -161,6 +161,8 @@ class RoutingConfig(Section):
     """warm_prefix weighs the cached prefix against the load; the others are for comparison."""
     late_binding_backlog: float = Field(0.4, ge=0)
     """Seconds of prefill in front of a request above which it waits in the router for the replica to become free."""
+    record_trace: str | None = None
+    """File to which the ingress appends arrivals, lengths and hashed prefixes, for warmroot simulate. No text."""
 
 
 class ServerConfig(Section):

@@ -25,6 +25,8 @@ class ReplicaCosts:
     kv_tokens: int = 1_048_576
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    max_prefill_chunk: int | None = None
+    """Prompt tokens in a step in which others decode; None: as many as fit."""
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds that ``tokens`` new tokens add to a step."""

@@ -42,13 +42,13 @@ CHAT = Shape(
 """People who talk: short messages, long answers, pauses to read."""
 
 AGENT = Shape(
-    system_prompts=12,
-    system_tokens=3072,
-    first_tokens=500,
-    turn_tokens=450,
+    system_prompts=16,
+    system_tokens=2560,
+    first_tokens=1200,
+    turn_tokens=900,
     output_tokens=110,
     spread=0.8,
-    turns=8.0,
+    turns=4.0,
     pause_s=4.0,
 )
 """Programs that call tools: long instructions in common, many quick turns, short answers."""

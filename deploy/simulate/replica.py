@@ -170,6 +170,8 @@ class SimulatedReplica:
     def _plan(self) -> list[tuple[SimSequence, int]]:
         """Prompt tokens for the next step, admitting who fits."""
         budget = self._costs.max_num_batched_tokens - len(self._decoding)
+        if self._decoding and self._costs.max_prefill_chunk is not None:
+            budget = min(budget, self._costs.max_prefill_chunk)
         chunks: list[tuple[SimSequence, int]] = []
         for sequence in self._prefilling:
             if budget <= 0:

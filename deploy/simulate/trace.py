@@ -63,7 +63,7 @@ def read_trace(path: Path) -> Trace:
     if not requests:
         raise ConfigError(f"trace: {path} has no requests", param="trace")
     requests.sort(key=lambda request: request.arrival_s)
-    return Trace(path.stem, requests, block_tokens)
+    return Trace(path.stem, _renumbered(requests), block_tokens)
 
 
 def spread(trace: Trace, rng: Random) -> Trace:
@@ -114,6 +114,17 @@ def ideal_hit_rate(trace: Trace) -> float:
         hit += min(leading * trace.block_tokens, request.input_tokens)
         seen.update(request.block_ids)
     return hit / max(1, sum(request.input_tokens for request in trace.requests))
+
+
+def _renumbered(requests: list[TraceRequest]) -> list[TraceRequest]:
+    """Block ids as small as can be: hashes are not."""
+    if max((max(request.block_ids, default=0) for request in requests), default=0) < 2**31:
+        return requests
+    numbers: dict[int, int] = {}
+    return [
+        replace(request, block_ids=tuple(numbers.setdefault(block, len(numbers)) for block in request.block_ids))
+        for request in requests
+    ]
 
 
 def _system_blocks(trace: Trace) -> set[int]:
