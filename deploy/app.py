@@ -37,7 +37,7 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
             "request_router_class": REQUEST_ROUTER,
             "request_router_kwargs": {"policy": config.routing.routing_policy},
         },
-        health_check_period_s=5,
+        health_check_period_s=1,  # a replica that has ended is replaced once a check finds out
         graceful_shutdown_timeout_s=GRACE_S,
     )
     ingress = _deployment(
