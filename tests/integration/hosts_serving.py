@@ -91,10 +91,10 @@ class Served:
     def starting(self) -> list[HostProcess]:
         """Leaders of gangs that are not ready yet but have processes of ranks."""
         gangs = self.gangs()
-        leaders = {self.leader(gang).pid for gang in gangs}
+        leaders = {(gang.ranks[0][0].name, gang.pid) for gang in gangs}
         ranks = self.rank_processes() - {(host.name, pid) for gang in gangs for host, pid in gang.ranks}
-        found = [p for host in self.lan.hosts for p in host.processes("ServeReplica:warmroot:Replica")]
-        return [process for process in found if process.pid not in leaders] if gangs and ranks else []
+        found = [(host.name, p) for host in self.lan.hosts for p in host.processes("ServeReplica:warmroot:Replica")]
+        return [p for name, p in found if (name, p.inner_pid) not in leaders] if gangs and ranks else []
 
     def answers_at(self, host: Host) -> bool:
         """Whether the endpoint of this host does."""
