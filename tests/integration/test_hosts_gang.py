@@ -23,8 +23,6 @@ pytestmark = [
 ]
 
 PROGRAM = Path(__file__).with_name("gang_over_hosts.py")
-DETECTED_S = 2.0
-"""Within which a loss must show."""
 
 
 class Leader:
