@@ -1,14 +1,23 @@
 """``warmroot bench router``: what a lookup, a decision and an event cost a router, and how fast a new one knows all."""
 
-from argparse import Namespace
+import json
+import os
+import subprocess
+import sys
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from ...kv_store.index import PrefixIndex
 from ..cli.flags import Parser
+from .peers.router_rivals import RIVALS
 from .report import Report
 from .router_load import FleetLoad
 from .router_measure import Decisions, Joined, Timed, decisions, fill, join_in_memory, lookups
+from .router_redis import join_over_redis
+
+RIVALS_MODULE = "warmroot.deploy.bench.peers.router_rivals"
 
 _MOST_LOOKUP_US, _MOST_DECISION_US, _LEAST_DECISIONS = 30.0, 150.0, 5000.0
 _MOST_BYTES_PER_TOKEN, _LEAST_STORED = 6.0, 150_000.0
@@ -31,6 +40,7 @@ def _parse(argv: Sequence[str]) -> Namespace:
     add("--replicas", type=int, default=64, help="replicas that hold them")
     add("--fleet", type=int, default=1000, help="replicas of a second, larger cluster; 0: none")
     add("--prompts", type=int, default=4000, help="prompts of 5,000 tokens; half go on with a conversation")
+    add("--rivals", action=BooleanOptionalAction, default=True, help="measure the rivals that are installed, too")
     add("--seed", type=int, default=0, help="of the load")
     add("--quick", action="store_true", help="tiny load: shows that it runs, measures nothing")
     add("--json", action="store_true", help="only the JSON on stdout, the tables on stderr")
@@ -54,6 +64,8 @@ class _RouterBench:
         report.bar("decisions from token ids per s", decided.from_ids.per_s, _LEAST_DECISIONS)
         self._join(load)
         del load
+        if options.rivals:
+            self._rivals()
         if options.fleet:
             report.note(f"{options.blocks:,} blocks over {options.fleet} replicas")
             self._measure(options.fleet, "large_fleet")
@@ -80,11 +92,36 @@ class _RouterBench:
 
     def _join(self, load: FleetLoad) -> None:
         prompts = load.prompts(self._options.prompts)
-        joined: dict[str, Joined] = {"memory": join_in_memory(load, prompts)}
+        joined: dict[str, Joined] = {"embedded": join_in_memory(load, prompts)}
+        over_redis = join_over_redis(load, prompts)
+        if over_redis is not None:
+            joined["Redis"] = over_redis
         for bus, one in joined.items():
             self._report.bar(f"new router useful, {bus} bus, s", one.useful_s, _MOST_USEFUL_S, at_least=False)
             self._report.bar(f"new router complete, {bus} bus, s", one.complete_s, _MOST_COMPLETE_S, at_least=False)
         self._report.result["join"] = {bus: asdict(one) for bus, one in joined.items()}
+
+    def _rivals(self) -> None:
+        options, rows = self._options, list[tuple[str, ...]]()
+        found: dict[str, Any] = {}
+        for name in RIVALS:
+            self._report.note(f"{name}")
+            found[name] = figures = _run_rival(name, options)
+            for what in ("lookup", "decision"):
+                if what in figures:
+                    timed = Timed(**figures[what])
+                    rows += _rows({f"{name}, {what}": timed})
+        self._report.table("Rivals", ("", "p50 us", "p90 us", "p99 us", "per s"), rows)
+        self._report.result["rivals"] = found
+
+
+def _run_rival(name: str, options: Namespace) -> dict[str, Any]:
+    load = (options.blocks, options.replicas, options.prompts, options.seed)
+    command = [sys.executable, "-m", RIVALS_MODULE, name, *map(str, load)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DYN_LOG": "error"}, check=False)
+    if done.returncode:
+        return {"failed": done.stderr[-500:]}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _rows(figures: dict[str, Timed]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ A conversation is a system prompt, shared with others, and turns of a prompt and
 blocks, answers of one block each; a batch has what happened on a replica in one gathering period.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -77,16 +77,10 @@ class FleetLoad:
         ordered = sorted(self.conversations, key=lambda conversation: conversation.replica)
         for replica, held in groupby(ordered, key=lambda conversation: conversation.replica):
             events = [BlocksStored(self.root, tuple(self._hashes(one.tokens)), one.tokens) for one in held]
-            parts = enumerate(snapshot_parts(events))
+            parts = [(SnapshotPart(number), *part) for number, part in enumerate(snapshot_parts(events))]
             yield (
                 self.names[replica],
-                [
-                    encode(
-                        KvEventBatch(self.names[replica], Epoch(1), number, (SnapshotPart(number), *part)),
-                        compress=True,
-                    )
-                    for number, part in parts
-                ],
+                [self._encoded(replica, number, part, compress=True) for number, part in enumerate(parts)],
             )
 
     def prompts(self, count: int) -> list[bytes]:
@@ -153,8 +147,8 @@ class FleetLoad:
             hashes.append(parent)
         return hashes
 
-    def _encoded(self, replica: int, sequence: int, events: list[KvEvent]) -> bytes:
-        return encode(KvEventBatch(self.names[replica], Epoch(1), sequence, tuple(events)))
+    def _encoded(self, replica: int, sequence: int, events: Sequence[KvEvent], *, compress: bool = False) -> bytes:
+        return encode(KvEventBatch(self.names[replica], Epoch(1), sequence, tuple(events)), compress=compress)
 
     def _tokens(self, count: int) -> bytes:
         return self._rng.integers(0, _VOCABULARY, count, dtype="<i4").tobytes()
