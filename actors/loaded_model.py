@@ -128,6 +128,7 @@ def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:
         dtype=config.model.dtype,
         quantization=config.model.quantization,
         num_redundant_experts=config.parallel.num_redundant_experts,
+        expert_balance_steps=config.parallel.expert_balance_steps,
         max_model_len=config.model.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         step_s=config.parallel.step_timeout,

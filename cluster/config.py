@@ -109,6 +109,8 @@ class ParallelConfig(Section):
     """Ranks that share the experts; more than tensor_parallel_size serve requests apart. Default: as many."""
     num_redundant_experts: int = Field(0, ge=0)
     """Copies of busy experts in every layer, beside the experts themselves."""
+    expert_balance_steps: int = Field(16, ge=0)
+    """Steps after which the next layer's experts move to where the load is less; 0: they stay where they are."""
     step_timeout: float = Field(60.0, gt=0)
     """Seconds after which a step that does not end counts as hung, and its ranks are replaced."""
 
