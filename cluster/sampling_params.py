@@ -45,6 +45,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    speculative: bool = True
+    """Whether tokens may be drafted ahead, where the replica does that."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ...cluster.errors import ConfigError
+from ...cluster.speculative_config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class EngineConfig:
     """How many waiting requests compete with the warmth of their prefixes."""
     priority_age_s: float = 30.0
     """Seconds of waiting that weigh as much as one step of priority."""
+    speculation: SpeculativeConfig | None = None
+    """Draft tokens ahead."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "warm_candidates", "max_num_queued_reqs"):

@@ -6,6 +6,7 @@ takes the oldest result, and requests may be added and aborted in between.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...cluster.errors import ContextTooLongError, EngineError, InvalidRequestError, OverloadedError
 from ...cluster.ids import BlockHash, RequestId
@@ -14,10 +15,12 @@ from ...kv_store.events import BlocksStored, KvEvent
 from ...kv_store.hashing import salted
 from ...kv_store.prefix_cache import PrefixCache
 from .config import EngineConfig
+from .draft_length import StepShape
 from .executor import Executor
 from .plan import SequenceResult, StepResult
 from .request import Request, Status
 from .scheduler import Scheduler
+from .speculation import Speculator
 from .throughput import Throughput
 
 
@@ -32,14 +35,17 @@ class Engine:
         self.namespace = namespace
         self.cache = PrefixCache(executor.layout, executor.num_blocks, enabled=config.enable_prefix_caching)
         num_parts = 1 if executor.chains else executor.max_in_flight
-        self.scheduler = Scheduler(self.cache, config, chains=executor.chains, num_parts=num_parts)
+        self.speculator = None if config.speculation is None else Speculator(config.speculation)
+        self.scheduler = Scheduler(
+            self.cache, config, chains=executor.chains, num_parts=num_parts, speculator=self.speculator
+        )
         self.max_tokens = min(config.max_model_len, self.cache.max_tokens())
         """Prompt and output tokens that one sequence can have here."""
         self._executor = executor
         self._clock = clock
         self._throughput = Throughput()
         self._requests: dict[RequestId, Request] = {}
-        self._in_flight: deque[tuple[int, float, dict[Request, int]]] = deque()
+        self._in_flight: deque[_Submitted] = deque()
         self._pending: list[TokenDelta] = []
         self._last_end = float("-inf")
         self._num_added = 0
@@ -127,7 +133,8 @@ class Engine:
             return False
         self._num_steps += 1
         plan, chunks = scheduled
-        self._in_flight.append((plan.step, self._clock(), chunks))
+        shape = None if self.speculator is None else self.speculator.shape(plan)
+        self._in_flight.append(_Submitted(plan.step, self._clock(), chunks, shape))
         self._executor.submit(plan)
         return True
 
@@ -139,15 +146,18 @@ class Engine:
 
     def end(self, result: StepResult) -> list[TokenDelta]:
         """Account the oldest step in flight."""
-        step, began, chunks = self._in_flight[0]
+        submitted = self._in_flight[0]
+        step, chunks = submitted.step, submitted.chunks
         if result.error is not None:
             return self.fail(result.error)
         if result.step != step:
             return self.fail(f"the result of step {result.step} came for step {step}")
         self._in_flight.popleft()
         now = self._clock()
-        self._throughput.record(sum(chunks.values()), now - max(began, self._last_end))
-        self._last_end = now
+        seconds, self._last_end = now - max(submitted.began, self._last_end), now
+        self._throughput.record(sum(chunks.values()), seconds)
+        if self.speculator is not None:
+            self.speculator.stepped(submitted.shape, seconds)
         answers = {answer.request_id: answer for answer in result.sequences}
         deltas = self.take_pending()
         for request, num_tokens in chunks.items():
@@ -156,22 +166,37 @@ class Engine:
                 if not request.num_in_flight:
                     del self._requests[request.id]
                 continue
-            self.scheduler.computed(request, num_tokens)
             answer = answers.get(request.id)
             if answer is not None and answer.prompt_logprobs and request.prompt_logprobs is not None:
                 request.prompt_logprobs += answer.prompt_logprobs
-            if request.num_computed == len(request.tokens):
-                deltas.append(self._receive(request, answer))
+            num_known = num_tokens - request.num_drafted
+            if request.num_computed + num_known == len(request.tokens):
+                deltas.append(self._receive(request, num_known, answer))
+            else:
+                self.scheduler.computed(request, num_known)
         return deltas
 
-    def _receive(self, request: Request, answer: SequenceResult | None) -> TokenDelta:
-        """Append what was sampled, and end the request if that ends it."""
-        index, end, error = request.num_output, None, None
-        for token_id in answer.token_ids if answer is not None else ():
+    def _append(self, request: Request, num_known: int, sampled: list[int]) -> tuple[FinishReason, int | None] | None:
+        """Account the ``num_known`` last tokens and those sampled after them; why the sequence is over, if it is."""
+        end, before = None, len(request.tokens)
+        for token_id in sampled:
             request.tokens.append(token_id)
             end = request.end(self.config.eos_token_ids)
             if end is not None:
                 break
+        num_drafted, request.num_drafted = request.num_drafted, 0
+        num_accepted = max(0, len(sampled) - 1)
+        if self.speculator is not None and num_drafted:
+            self.speculator.verified(request, num_drafted, num_accepted)
+        # All that was sampled, but for the last one, was drafted and has been computed.
+        self.scheduler.computed(request, num_known + min(num_accepted, len(request.tokens) - before))
+        return end
+
+    def _receive(self, request: Request, num_known: int, answer: SequenceResult | None) -> TokenDelta:
+        """Append what was sampled, and end the request if that ends it."""
+        index, error = request.num_output, None
+        end = self._append(request, num_known, answer.token_ids if answer is not None else [])
+        request.drafts = list(answer.draft_token_ids) if answer is not None else []
         num_new = request.num_output - index
         if not num_new:
             end = request.end(self.config.eos_token_ids)
@@ -245,6 +270,14 @@ class Engine:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineError(self._failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    step: int
+    began: float
+    chunks: dict[Request, int]
+    shape: StepShape | None
 
 
 def _last_delta(

@@ -36,6 +36,10 @@ class SequenceStep:
 
     If they reach the end of the sequence (``samples``) a token is sampled and the ranks append it themselves.
     ``new_blocks`` are appended to the block table of each group.
+
+    ``draft_token_ids`` are guesses of what follows the last known token, the last of the ``num_tokens``. Tokens are
+    sampled as far as the guesses are right, and one more: the ranks append those alone. After that they guess up to
+    ``num_drafts`` tokens for the next step.
     """
 
     request_id: RequestId
@@ -43,6 +47,8 @@ class SequenceStep:
     num_tokens: int
     samples: bool
     new_blocks: BlockTables
+    draft_token_ids: tuple[int, ...] = ()
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,8 @@ class SequenceResult:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """For the prompt tokens at positions num_computed+1 … of this chunk (the first token of a prompt has none)."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Guesses of what follows the sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

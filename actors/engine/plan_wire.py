@@ -41,7 +41,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
             plan.step,
             plan.finished,
             [_new_to_wire(new) for new in plan.new],
-            [(s.request_id, s.num_computed, s.num_tokens, s.samples, s.new_blocks) for s in plan.sequences],
+            [_step_to_wire(step) for step in plan.sequences],
             plan.copies,
             delivery.sampled,
         ]
@@ -87,14 +87,24 @@ def _delivery_from_wire(wire: list[Any]) -> Delivery:
     return Delivery(plan, tuple((request_id, token_ids) for request_id, token_ids in sampled))
 
 
+def _step_to_wire(step: SequenceStep) -> tuple[Any, ...]:
+    wire = (step.request_id, step.num_computed, step.num_tokens, step.samples, step.new_blocks)
+    if not step.draft_token_ids and not step.num_drafts:
+        return wire
+    return (*wire, step.draft_token_ids, step.num_drafts)
+
+
 def _step_from_wire(fields: list[Any]) -> SequenceStep:
-    request_id, num_computed, num_tokens, samples, new_blocks = fields
+    request_id, num_computed, num_tokens, samples, new_blocks, *drafts = fields
+    draft_token_ids, num_drafts = drafts or ((), 0)
     return SequenceStep(
         request_id=request_id,
         num_computed=num_computed,
         num_tokens=num_tokens,
         samples=samples,
         new_blocks=tuple(new_blocks),
+        draft_token_ids=tuple(draft_token_ids),
+        num_drafts=num_drafts,
     )
 
 
@@ -138,6 +148,7 @@ def _answer_to_wire(answer: SequenceResult) -> list[Any]:
         answer.token_ids,
         _logprobs_to_wire(answer.logprobs),
         _logprobs_to_wire(answer.prompt_logprobs),
+        answer.draft_token_ids or None,
     ]
     while wire[-1] is None:
         wire.pop()
@@ -150,13 +161,18 @@ def _result_from_wire(wire: list[Any]) -> StepResult:
 
 
 def _answer_from_wire(
-    request_id: RequestId, token_ids: list[int], logprobs: list[Any] | None = None, prompt: list[Any] | None = None
+    request_id: RequestId,
+    token_ids: list[int],
+    logprobs: list[Any] | None = None,
+    prompt: list[Any] | None = None,
+    drafts: list[int] | None = None,
 ) -> SequenceResult:
     return SequenceResult(
         request_id=request_id,
         token_ids=token_ids,
         logprobs=_logprobs_from_wire(logprobs),
         prompt_logprobs=_logprobs_from_wire(prompt),
+        draft_token_ids=tuple(drafts or ()),
     )
 
 

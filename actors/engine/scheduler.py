@@ -20,28 +20,40 @@ from ...kv_store.radix import Match
 from .config import EngineConfig
 from .plan import NewSequence, SequenceStep, StepPlan
 from .request import Request, Status
+from .speculation import Speculator
 from .waiting_queue import Computing, WaitingQueue
 
 
 @dataclass(slots=True)
-class Draft:
+class Work:
     """A step under construction: tokens for each request, and what is left of the budget."""
 
     budget: int
     chunks: dict[Request, int] = field(default_factory=dict[Request, int])
+    drafts: dict[Request, list[int]] = field(default_factory=dict[Request, list[int]])
+    """Drafted tokens, which count among a request's chunk."""
     preempted: bool = False
 
 
 class Scheduler:
     """Running and waiting requests, and the pages they hold."""
 
-    def __init__(self, cache: PrefixCache, config: EngineConfig, *, chains: bool = False, num_parts: int = 1) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: EngineConfig,
+        *,
+        chains: bool = False,
+        num_parts: int = 1,
+        speculator: Speculator | None = None,
+    ) -> None:
         """``num_parts`` plans share the decodes that are ready."""
         self.cache = cache
         self.running: list[Request] = []
         self._config = config
         self._chains = chains
         self._num_parts = num_parts
+        self._speculator = speculator
         self._block_size = cache.layout.block_size
         self.waiting = WaitingQueue(cache.tree, self._block_size, config.max_overtakes, config.warm_candidates)
         self._dropped: list[RequestId] = []
@@ -60,7 +72,7 @@ class Scheduler:
 
         ``beside_decodes``: decodes elsewhere wait for this step, so prefills are bounded as if they were here.
         """
-        draft = Draft(self._config.max_num_batched_tokens)
+        work = Work(self._config.max_num_batched_tokens)
         prefills: list[Request] = []
         most_decodes = -(-len(self.running) // self._num_parts)
         # Preemption takes requests out of ``running`` meanwhile.
@@ -69,31 +81,34 @@ class Scheduler:
                 continue
             if request.num_expected - request.num_scheduled > 1:
                 prefills.append(request)
-            elif len(draft.chunks) < most_decodes:
-                self._advance(request, draft)
-        if (draft.chunks or beside_decodes) and self._config.max_prefill_chunk is not None:
-            draft.budget = min(draft.budget, self._config.max_prefill_chunk)
+            elif len(work.chunks) < most_decodes:
+                self._advance(request, work)
+        if self._speculator is not None:
+            self._add_drafts(work, self._speculator)
+        if (work.chunks or beside_decodes) and self._config.max_prefill_chunk is not None:
+            work.budget = min(work.budget, self._config.max_prefill_chunk)
         for request in prefills:
-            if draft.budget and request.status is Status.RUNNING:
-                self._advance(request, draft)
-        if not draft.preempted:
-            self._admit(draft)
-        return (self._plan(draft, step), draft.chunks) if draft.chunks else None
+            if work.budget and request.status is Status.RUNNING:
+                self._advance(request, work)
+        if not work.preempted:
+            self._admit(work)
+        return (self._plan(work, step), work.chunks) if work.chunks else None
 
     def _may_go_on(self, request: Request) -> bool:
         """Whether there are tokens to run beside what is in flight."""
         if not request.num_in_flight:
             return True
         if request.awaits_token:
-            return self._chains and request.num_expected < request.max_tokens
+            waits = request.num_drafted or (self._speculator is not None and self._speculator.waits_for(request))
+            return self._chains and not waits and request.num_expected < request.max_tokens
         return request.num_scheduled < request.num_expected
 
-    def _advance(self, request: Request, draft: Draft) -> None:
+    def _advance(self, request: Request, work: Work) -> None:
         """Run the request's missing tokens, as many as fit, preempting others if it has no page to run one."""
         lease, start = request.lease, request.num_scheduled
         if lease is None:
             raise InvariantError(f"running request {request.id} holds nothing")
-        chunk = min(request.num_expected - start, draft.budget)
+        chunk = min(request.num_expected - start, work.budget)
         if self._windowed:
             self.cache.slide(lease, request.num_computed)  # later ones are not in the tree yet
         while not self.cache.grow(lease, start + chunk):
@@ -104,32 +119,74 @@ class Scheduler:
             if request.num_in_flight:
                 return
             victim = max((r for r in self.running if not r.num_in_flight), key=_importance)
-            self._preempt(victim, draft)
+            self._preempt(victim, work)
             if victim is request:
                 return
-        draft.chunks[request] = chunk
-        draft.budget -= chunk
+        work.chunks[request] = chunk
+        work.budget -= chunk
 
-    def _preempt(self, request: Request, draft: Draft) -> None:
+    def _add_drafts(self, work: Work, speculator: Speculator) -> None:
+        """Let decodes verify drafted tokens, with half of the budget that is left: prefills must go on too."""
+        decodes = [request for request in work.chunks if not request.num_in_flight]
+        spare = (work.budget - len(self.running) + len(work.chunks)) // 2
+        for request, drafts in speculator.drafts(decodes, len(work.chunks)).items():
+            length = len(request.tokens)
+            wanted = min(len(drafts), spare, request.max_tokens - length - 1)
+            count = min(wanted, self._room_ahead(request, length + wanted) - length)
+            if count > 0:
+                work.drafts[request] = drafts[:count]
+                work.chunks[request] += count
+                work.budget -= count
+                spare -= count
+
+    def _room_ahead(self, request: Request, num_tokens: int) -> int:
+        """Tokens that a request has pages for, after it has got those for ``num_tokens`` if there are any."""
+        lease = request.lease
+        if lease is None:
+            raise InvariantError(f"running request {request.id} holds nothing")
+        self.cache.grow(lease, num_tokens)
+        return len(lease.tables[0]) * self._block_size
+
+    def _asked(self, work: Work) -> dict[Request, int]:
+        """Tokens that the ranks shall draft after the step for each request that samples in it."""
+        if self._speculator is None:
+            return {}
+        sampling = [request for request in work.chunks if self._samples(request, work) and not request.num_in_flight]
+        asked: dict[Request, int] = {}
+        for request, wanted in self._speculator.lengths(sampling, len(sampling)).items():
+            longest = len(request.tokens) + len(work.drafts.get(request, ())) + 1
+            count = min(wanted, request.max_tokens - len(request.tokens) - 2)
+            if count > 0:
+                # Less room does no harm: the ranks draft what they have pages for.
+                self._room_ahead(request, min(longest + count - 1, request.max_tokens))
+                asked[request] = count
+        return asked
+
+    def _samples(self, request: Request, work: Work) -> bool:
+        end = request.num_scheduled + work.chunks[request] - len(work.drafts.get(request, ()))
+        return end == request.num_expected and end < request.max_tokens
+
+    def _preempt(self, request: Request, work: Work) -> None:
         """Give its pages back; it will be recomputed from what is cached then."""
-        draft.preempted = True
-        draft.budget += draft.chunks.pop(request, 0)
+        work.preempted = True
+        work.budget += work.chunks.pop(request, 0)
+        work.drafts.pop(request, None)
         self.running.remove(request)
         self._let_go(request)
         request.requeue()
         self.waiting.add(request)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, work: Work) -> None:
         """Start waiting requests while there are sequences, budget and pages for them."""
-        if not len(self.waiting) or not draft.budget or len(self.running) >= self._config.max_num_seqs:
+        if not len(self.waiting) or not work.budget or len(self.running) >= self._config.max_num_seqs:
             return
         computing: Computing = set()
         for request in self.running:
             self._note(request, computing)
         promised = sum(self._missing(request) for request in self.running)
-        while draft.budget and len(self.running) < self._config.max_num_seqs:
+        while work.budget and len(self.running) < self._config.max_num_seqs:
             request = self.waiting.choose(computing)
-            if request is None or not self._start(request, draft, promised):
+            if request is None or not self._start(request, work, promised):
                 return
             self.waiting.started(request, computing)
             self.running.append(request)
@@ -148,19 +205,19 @@ class Scheduler:
         if cursor is not None and (cursor.depth + 1) * self._block_size <= len(request.tokens):
             computing.add((cursor, request.block_tokens(cursor.depth, self._block_size)))
 
-    def _start(self, request: Request, draft: Draft, promised: int) -> bool:
+    def _start(self, request: Request, work: Work, promised: int) -> bool:
         limit = request.num_tokens - 1 if request.reads_cache else 0  # the last token must run to give logits
         match = self.cache.match(request.namespace, request.packed, limit)
-        if self._hold(request, match, draft, promised):
+        if self._hold(request, match, work, promised):
             return True
         if self.running:
             return False
         # Alone it fits, unless what it matched and the source of its copy are in its way.
-        if not self._hold(request, Match([], 0), draft, 0):
+        if not self._hold(request, Match([], 0), work, 0):
             raise InvariantError(f"request {request.id} does not fit an idle engine")
         return True
 
-    def _hold(self, request: Request, match: Match, draft: Draft, promised: int) -> bool:
+    def _hold(self, request: Request, match: Match, work: Work, promised: int) -> bool:
         """Take pages for the request's first chunk, if all of its tokens fit beside what is promised to others."""
         if self.cache.least_needed(match, request.num_tokens) + promised > self.cache.num_available:
             return False
@@ -168,7 +225,7 @@ class Scheduler:
         if lease is None:
             return False
         computed = match.num_tokens + match.num_partial
-        chunk = min(request.num_tokens - computed, draft.budget)
+        chunk = min(request.num_tokens - computed, work.budget)
         fits = self.cache.missing(lease, request.num_tokens) + promised <= self.cache.num_available
         if fits and not self.cache.grow(lease, computed + chunk):
             chunk = min(chunk, self._block_size - computed % self._block_size)
@@ -180,15 +237,16 @@ class Scheduler:
         request.num_computed = request.num_scheduled = computed
         if request.cached_tokens is None:
             request.cached_tokens = min(computed, request.num_prompt)
-        draft.chunks[request] = chunk
-        draft.budget -= chunk
+        work.chunks[request] = chunk
+        work.budget -= chunk
         return True
 
-    def _plan(self, draft: Draft, step: int) -> StepPlan:
+    def _plan(self, work: Work, step: int) -> StepPlan:
         new: list[NewSequence] = []
         sequences: list[SequenceStep] = []
         copies: list[tuple[BlockId, BlockId]] = []
-        for request, chunk in draft.chunks.items():
+        asked = self._asked(work)
+        for request, chunk in work.chunks.items():
             lease, blocks, sent = request.lease, self._no_blocks, request.num_sent_blocks
             if lease is None:
                 raise InvariantError(f"scheduled request {request.id} holds nothing")
@@ -199,10 +257,10 @@ class Scheduler:
                 new.append(_new_sequence(request, lease.tables))
             elif request.num_sent_blocks > sent:
                 blocks = tuple(table[sent:] for table in lease.tables)
-            start, end = request.num_scheduled, request.num_scheduled + chunk
-            samples = end == request.num_expected and end < request.max_tokens
+            drafts, samples, start = work.drafts.get(request, ()), self._samples(request, work), request.num_scheduled
             request.num_in_flight += 1
-            request.num_scheduled = end
+            request.num_drafted = len(drafts)
+            request.num_scheduled += chunk - len(drafts)
             request.num_expected += samples
             sequences.append(
                 SequenceStep(
@@ -211,6 +269,8 @@ class Scheduler:
                     num_tokens=chunk,
                     samples=samples,
                     new_blocks=blocks,
+                    draft_token_ids=tuple(drafts),
+                    num_drafts=asked.get(request, 0),
                 )
             )
         finished, self._dropped = tuple(self._dropped), []
@@ -225,6 +285,7 @@ class Scheduler:
         if lease.copies:
             self.cache.copied(lease)
         request.num_computed += num_tokens
+        request.num_scheduled = max(request.num_scheduled, request.num_computed)
         self.cache.commit(lease, request.tokens, request.num_computed)
 
     def remove(self, requests: Iterable[Request]) -> None:

@@ -2,7 +2,8 @@
 
 ``ScriptedExecutor`` stores in each page slot which prefix (as a hash of all tokens up to there) was written for which
 KV group, checks on every step that each token sees exactly its own history, and samples the next token as a fixed
-function of the whole prefix. So whatever is cached, copied, evicted, preempted or chunked, the output is known.
+function of the whole prefix. So whatever is cached, copied, evicted, preempted, chunked or drafted, the output is
+known.
 """
 
 from collections import deque
@@ -61,10 +62,19 @@ class Sequence:
     tables: list[list[int]]
     num_computed: int
     prefixes: list[int]
+    block_size: int
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)
         self.prefixes.append(extend(self.prefixes[-1], token_id))
+
+    def cut(self, length: int) -> None:
+        del self.tokens[length:], self.prefixes[length:]
+
+    @property
+    def room(self) -> int:
+        """Tokens that have pages, beyond those there are."""
+        return len(self.tables[0]) * self.block_size - len(self.tokens)
 
 
 @dataclass
@@ -94,6 +104,8 @@ class ScriptedExecutor:
         assert len({step.request_id for step in plan.sequences}) == len(plan.sequences)
         written: set[tuple[int, int]] = set()
         for step in plan.sequences:
+            for token_id in step.draft_token_ids:
+                self.sequences[step.request_id].append(token_id)
             self._write(step, written)
         for step in plan.sequences:
             self._read(step)
@@ -109,7 +121,9 @@ class ScriptedExecutor:
         assert new.request_id not in self.sequences
         tokens, tables = list(new.token_ids), [list(table) for table in new.block_tables]
         assert 0 < new.num_prompt_tokens <= len(tokens)
-        self.sequences[new.request_id] = Sequence(new, tokens, tables, new.num_computed, prefixes(tokens))
+        self.sequences[new.request_id] = Sequence(
+            new, tokens, tables, new.num_computed, prefixes(tokens), self.layout.block_size
+        )
 
     def _copy(self, plan: StepPlan) -> None:
         sources = {source for source, _ in plan.copies}
@@ -156,9 +170,46 @@ class ScriptedExecutor:
         sampled: list[int] = []
         if step.samples:
             assert sequence.num_computed == len(sequence.tokens)
-            sampled.append(next_token(sequence.prefixes[-1], self.vocab_size))
-            sequence.append(sampled[0])
-        return SequenceResult(request_id=step.request_id, token_ids=sampled, prompt_logprobs=logprobs)
+            sampled = self._verify(sequence, step.draft_token_ids)
+        else:
+            assert not step.draft_token_ids and not step.num_drafts
+        return SequenceResult(
+            request_id=step.request_id,
+            token_ids=sampled,
+            prompt_logprobs=logprobs,
+            draft_token_ids=self._guess(sequence, step.num_drafts),
+        )
+
+    def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> list[int]:
+        known = len(sequence.tokens) - len(drafts)
+        sampled: list[int] = []
+        for place, draft in enumerate((*drafts, None)):
+            sampled.append(next_token(sequence.prefixes[known + place - 1], self.vocab_size))
+            if sampled[-1] != draft:
+                break
+        sequence.cut(known)
+        for token_id in sampled:
+            sequence.append(token_id)
+        sequence.num_computed = len(sequence.tokens) - 1
+        return sampled
+
+    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """What comes next, with an error now and then. Drafting writes pages, like any pass."""
+        length, room = len(sequence.tokens), sequence.room
+        for _ in range(min(count, room + 1)):
+            position = len(sequence.tokens) - 1
+            for group, table in enumerate(sequence.tables):
+                page = table[position // self.layout.block_size]
+                assert 0 < page < self.num_blocks
+                self.pages.setdefault(page, [None] * self.layout.block_size)[position % self.layout.block_size] = (
+                    group,
+                    "drafted",
+                )
+            wrong = sequence.prefixes[-1] % 4 == 0
+            sequence.append((next_token(sequence.prefixes[-1], self.vocab_size) + wrong) % self.vocab_size)
+        drafts = tuple(sequence.tokens[length:])
+        sequence.cut(length)
+        return drafts
 
 
 class Harness:

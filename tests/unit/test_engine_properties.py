@@ -7,7 +7,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from warmroot.cluster.errors import ContextTooLongError
 from warmroot.cluster.messages import FinishReason
+from warmroot.cluster.speculative_config import SpeculativeConfig
 
+NGRAM = SpeculativeConfig(method="ngram", prompt_lookup_min=1, num_speculative_tokens=3)
+SPECULATION = [
+    None,
+    None,
+    NGRAM,
+    NGRAM.model_copy(update={"adaptive": False, "num_speculative_tokens": 9}),
+    SpeculativeConfig(method="layer_skip"),
+    SpeculativeConfig(method="layer_skip", num_speculative_tokens=7, adaptive=False),
+]
 LAYOUTS = [(None,), (None, None), (6, None), (6, 6, None), (4, 9), (5,)]
 
 
@@ -24,8 +34,11 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         in_flight=st.integers(1, 3),
         chains=st.booleans(),
+        speculation=st.sampled_from(SPECULATION),
     )
-    def start(self, windows, num_blocks, max_num_seqs, budget, chunk, overtakes, caching, in_flight, chains):
+    def start(
+        self, windows, num_blocks, max_num_seqs, budget, chunk, overtakes, caching, in_flight, chains, speculation
+    ):
         self.harness = Harness(
             num_blocks=num_blocks,
             windows=windows,
@@ -37,6 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_prefill_chunk=chunk,
             max_overtakes=overtakes,
             enable_prefix_caching=caching,
+            speculation=speculation,
         )
         self.requests = {}
         self.aborted = set()
@@ -51,8 +65,9 @@ class EngineMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
         stops=st.sampled_from([(), (), (0,), (1, 2)]),
         min_tokens=st.integers(0, 3),
+        speculative=st.sampled_from([True, True, False]),
     )
-    def add(self, parts, max_tokens, priority, copies, salt, done, prompt_logprobs, stops, min_tokens):
+    def add(self, parts, max_tokens, priority, copies, salt, done, prompt_logprobs, stops, min_tokens, speculative):
         prompt = [token for part in parts for token in part]
         output = [] if stops else expected_output(prompt, min(done, max(0, max_tokens - 1)), 3)
         for _ in range(copies):
@@ -68,6 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
                     stop_token_ids=stops,
                     min_tokens=min(min_tokens, max_tokens),
                     prompt_logprobs=prompt_logprobs,
+                    speculative=speculative,
                 )
             except ContextTooLongError:
                 assert len(prompt) + len(output) + 1 > self.harness.engine.max_tokens

@@ -1,0 +1,127 @@
+"""Which tokens are drafted for whom, and what became of them.
+
+A draft is a guess of the tokens after a sequence's last one. The step that computes the last one computes the drafted
+ones behind it too; as far as they are what the model would have sampled, one step has brought several tokens. Drafts
+are lists of tokens in a plan, wherever they come from: the engine looks them up in the sequence (ngram), or the ranks
+make them after a step and send them with its result. A tree of drafts (Medusa) would be a list of tokens too, with the
+place of each one's parent beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...cluster.speculative_config import SpeculativeConfig
+from .draft_length import StepSeconds, StepShape, draft_lengths
+from .ngram import NgramIndex
+from .plan import StepPlan
+from .request import Request
+
+HOPE = 0.7
+"""Acceptance that is assumed before any was measured, and slowly again while nothing is drafted."""
+_MEMORY = 0.1
+_RECOVERY = 0.02
+REST_STEPS = 32
+"""Steps without drafts, once none was worth it, before it is asked again."""
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Since the start."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_place: list[int] = field(default_factory=list[int])
+    """How often the draft was accepted up to its first, second … token."""
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """One draft that was verified."""
+        self.drafts += 1
+        self.draft_tokens += num_drafted
+        self.accepted_tokens += num_accepted
+        self.accepted_by_place += [0] * (num_accepted - len(self.accepted_by_place))
+        for place in range(num_accepted):
+            self.accepted_by_place[place] += 1
+
+
+class Speculator:
+    """Decides on drafts for the scheduler, and learns from what is accepted and how long steps take."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self.config = config
+        self.counts = DraftCounts()
+        self._seconds = StepSeconds()
+        self._acceptance = HOPE
+        self._rest = 0
+
+    def waits_for(self, request: Request) -> bool:
+        """Whether a request's next step should see what the one before sampled, for there may be a draft."""
+        return request.params.speculative and not self._rest
+
+    def drafts(self, requests: Sequence[Request], rows: int) -> dict[Request, list[int]]:
+        """Drafted tokens for those of the requests that have some. ``rows`` decodes are in the step."""
+        if self.config.drafts_on_ranks:
+            return {request: request.drafts for request in requests if request.drafts}
+        if self._rest:
+            return {}
+        found = {request: self._look_up(request) for request in requests if request.params.speculative}
+        found = {request: drafts for request, drafts in found.items() if drafts}
+        lengths = self._lengths(list(found), rows)
+        return {request: drafts[:length] for (request, drafts), length in zip(found.items(), lengths, strict=True)}
+
+    def lengths(self, requests: Sequence[Request], rows: int) -> dict[Request, int]:
+        """Tokens that the ranks shall draft after the step, for the next one, which will have ``rows`` decodes."""
+        if not self.config.drafts_on_ranks or self._rest:
+            return {}
+        wanted = [request for request in requests if request.params.speculative]
+        return dict(zip(wanted, self._lengths(wanted, rows), strict=True))
+
+    def _lengths(self, requests: Sequence[Request], rows: int) -> list[int]:
+        most = self.config.num_speculative_tokens
+        if not self.config.adaptive or not self._seconds.is_known or not requests:
+            return [most] * len(requests)
+        acceptances = [self._acceptance_of(request) for request in requests]
+        costs, by_passes = self._seconds.costs(), self.config.drafts_on_ranks
+        lengths = draft_lengths(acceptances, rows, most, costs, by_passes=by_passes)
+        if not any(lengths):
+            self._rest = REST_STEPS
+        for request, length in zip(requests, lengths, strict=True):
+            if not length:
+                request.acceptance = _moved(self._acceptance_of(request), self._acceptance, _RECOVERY)
+        return lengths
+
+    def _acceptance_of(self, request: Request) -> float:
+        return self._acceptance if request.acceptance is None else request.acceptance
+
+    def _look_up(self, request: Request) -> list[int]:
+        if request.ngrams is None:
+            request.ngrams = NgramIndex(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
+        return request.ngrams.continuation(request.tokens, self.config.num_speculative_tokens)
+
+    def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
+        """A draft of ``num_drafted`` tokens was right up to ``num_accepted``."""
+        self.counts.add(num_drafted, num_accepted)
+        mine = self._acceptance_of(request)
+        for place in range(min(num_accepted + 1, num_drafted)):
+            outcome = float(place < num_accepted)
+            mine = _moved(mine, outcome, _MEMORY)
+            self._acceptance = _moved(self._acceptance, outcome, _MEMORY / 4)
+        request.acceptance = mine
+
+    def shape(self, plan: StepPlan) -> StepShape | None:
+        """Of a step of decodes; None for others, whose time says little."""
+        if any(step.num_tokens - len(step.draft_token_ids) > 1 for step in plan.sequences):
+            return None
+        return StepShape(plan.num_tokens, max(step.num_drafts for step in plan.sequences))
+
+    def stepped(self, shape: StepShape | None, seconds: float) -> None:
+        """A step is done."""
+        if shape is not None:
+            self._seconds.record(shape, seconds)
+        if self._rest:
+            self._rest -= 1
+            self._acceptance = _moved(self._acceptance, HOPE, _RECOVERY / 4)
+
+
+def _moved(value: float, towards: float, share: float) -> float:
+    return value + share * (towards - value)

@@ -1,0 +1,57 @@
+"""How tokens are drafted ahead of the model, and when a draft counts as good."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MethodName = Literal["ngram", "draft_model", "layer_skip"]
+VerificationName = Literal["rejection", "coupled"]
+
+
+class SpeculativeConfig(BaseModel):
+    """Speculative decoding: a step verifies several drafted tokens at once. Names follow vLLM where it has them.
+
+    Unless ``acceptance_threshold`` is set, what is generated is distributed as without.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+    method: MethodName
+    """ngram: what followed the same tokens before. draft_model: a smaller model. layer_skip: its own first layers."""
+    num_speculative_tokens: int = Field(4, ge=1, le=32)
+    """Most tokens drafted for one step of a sequence."""
+    model: str | None = Field(None, min_length=1)
+    """Of draft_model: folder, GGUF file or hub id of a model with the same tokenizer."""
+    num_layers: int | None = Field(None, ge=1)
+    """Of layer_skip: layers that draft. Default: a third of the model's."""
+    prompt_lookup_max: int = Field(4, ge=1, le=16)
+    """Of ngram: the longest run of last tokens that is looked up."""
+    prompt_lookup_min: int = Field(2, ge=1, le=16)
+    """Of ngram: the shortest."""
+    adaptive: bool = True
+    """Draft fewer tokens, or none, where measured acceptance and step times say that more would slow things down."""
+    verification: VerificationName = "rejection"
+    """How drafts are sampled above temperature 0. rejection: accepted most often. coupled: a seed gives the very tokens
+    that it gives without speculation."""
+    acceptance_threshold: float | None = Field(None, gt=0, lt=1)
+    """Lossy: at temperatures above 0 also accept what is this likely, less so where the model is unsure (typical
+    acceptance). Default: off, exact."""
+
+    @property
+    def drafts_on_ranks(self) -> bool:
+        """Whether drafts come from layers, rather than from the tokens alone."""
+        return self.method != "ngram"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SpeculativeConfig":
+        if self.method == "draft_model" and self.model is None:
+            raise ValueError("draft_model needs a model")
+        if self.method != "draft_model" and self.model is not None:
+            raise ValueError(f"model is for draft_model, not for {self.method}")
+        if self.method != "layer_skip" and self.num_layers is not None:
+            raise ValueError(f"num_layers is for layer_skip, not for {self.method}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
+        return self

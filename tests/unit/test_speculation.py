@@ -1,0 +1,183 @@
+"""Drafts in the engine: what is verified, accepted, cached and counted."""
+
+from array import array
+
+import pytest
+from engine_harness import Harness, expected_output
+from pydantic import ValidationError
+
+from warmroot.actors.engine.draft_length import StepSeconds, StepShape, draft_lengths
+from warmroot.actors.engine.ngram import NgramIndex
+from warmroot.cluster.messages import FinishReason
+from warmroot.cluster.speculative_config import SpeculativeConfig
+
+PROMPT = [1, 2, 0, 1, 2, 2, 0, 1, 1, 0]
+OUTPUT = expected_output(PROMPT, 40, 3)
+
+
+def harness(method: str = "layer_skip", count: int = 3, *, adaptive: bool = False, **options) -> Harness:
+    config = SpeculativeConfig(method=method, num_speculative_tokens=count, adaptive=adaptive)
+    return Harness(speculation=config, **options)
+
+
+@pytest.mark.parametrize("method", ["layer_skip", "ngram"])
+def test_drafts_save_steps_and_change_nothing(method):
+    plain, h = Harness(), harness(method)
+    for engine in (plain, h):
+        engine.add("a", PROMPT, max_tokens=40)
+        engine.run()
+    assert h.output("a") == OUTPUT == plain.output("a")
+    counts = h.engine.speculator.counts
+    assert 0 < counts.accepted_tokens < counts.draft_tokens <= 3 * counts.drafts
+    assert counts.accepted_by_place == sorted(counts.accepted_by_place, reverse=True)
+    assert sum(counts.accepted_by_place) == counts.accepted_tokens
+    # Every step brings one token, and every accepted one saves a step.
+    assert len(h.executor.plans) == len(plain.executor.plans) - counts.accepted_tokens
+
+
+def test_nothing_is_computed_beyond_max_tokens():
+    for max_tokens in range(1, 8):
+        h = harness(count=9)
+        h.add("a", PROMPT, max_tokens=max_tokens)
+        h.run()
+        assert h.output("a") == OUTPUT[:max_tokens] and h.finish("a") is FinishReason.LENGTH
+        ends = [s.num_computed + s.num_tokens for plan in h.executor.plans for s in plan.sequences]
+        assert max(ends) <= len(PROMPT) + max_tokens - 1
+
+
+def test_a_stop_inside_the_accepted_run_ends_there():
+    prompt = [3, 1, 4, 1, 5]
+    output = expected_output(prompt, 30, 3)
+    for stop in range(3):
+        for min_tokens in (0, 5):
+            h = harness(count=9)
+            h.add("a", prompt, max_tokens=30, stop_token_ids=(stop,), min_tokens=min_tokens)
+            h.run()
+            end = next(n + 1 for n, token in enumerate(output) if token == stop and n + 1 >= min_tokens)
+            assert h.output("a") == output[:end] and h.finish("a") is FinishReason.STOP
+            assert h.engine.cache.pool.num_used == 0
+            h.check()
+
+
+def test_only_accepted_tokens_are_cached():
+    h = harness(count=9)
+    h.add("a", PROMPT, max_tokens=30)
+    while h.engine.has_work:
+        h.step()
+        h.check()
+    known = array("i", PROMPT + OUTPUT[:30])
+    for _, tokens in h.known.values():
+        assert tokens in known.tobytes()
+    h.add("b", PROMPT + OUTPUT[:30] + [2], max_tokens=1)
+    h.run()
+    assert h.deltas["b"][0].cached_tokens >= 36
+
+
+def test_a_request_can_do_without():
+    h = harness()
+    h.add("a", PROMPT, max_tokens=12, speculative=False)
+    h.add("b", PROMPT[::-1], max_tokens=12)
+    h.run()
+    steps = [step for plan in h.executor.plans for step in plan.sequences]
+    assert not any(step.draft_token_ids or step.num_drafts for step in steps if step.request_id == "a")
+    assert any(step.draft_token_ids for step in steps if step.request_id == "b")
+    assert h.output("a") == OUTPUT[:12]
+
+
+def test_drafts_leave_budget_for_prefills():
+    h = harness(count=9, max_num_seqs=4, max_num_batched_tokens=8)
+    for name in "abc":
+        h.add(name, [*PROMPT, ord(name) % 3], max_tokens=40)
+    for _ in range(12):
+        h.step()
+    h.add("late", [2] * 20, max_tokens=2)
+    for _ in range(30):
+        h.step()
+    assert h.finish("late") is FinishReason.LENGTH
+    h.run()
+
+
+def test_with_chains_only_sequences_without_drafts_run_on():
+    h = harness(max_in_flight=2, chains=True)
+    h.add("a", PROMPT, max_tokens=20)
+    h.add("b", PROMPT[::-1], max_tokens=20, speculative=False)
+    h.run()
+    assert h.output("a") == OUTPUT[:20] and h.output("b") == expected_output(PROMPT[::-1], 20, 3)
+    assert h.engine.speculator.counts.accepted_tokens > 0
+
+
+def test_ngrams_continue_what_stood_there_before():
+    tokens = array("i", [7, 1, 2, 3, 4, 9, 1, 2])
+    index = NgramIndex(2, 4)
+    assert index.continuation(tokens, 3) == [3, 4, 9]
+    tokens.extend([5, 6, 1, 2])
+    assert index.continuation(tokens, 2) == [5, 6], "the last occurrence counts"
+    tokens.append(8)
+    assert index.continuation(tokens, 2) == []
+    # The longer run wins over the later one.
+    assert NgramIndex(1, 2).continuation(array("i", [1, 2, 3, 9, 2, 4, 1, 2]), 1) == [3]
+    # What repeats is continued beyond the end.
+    assert NgramIndex(1, 3).continuation(array("i", [5, 6, 7, 6, 7]), 5) == [6, 7, 6, 7, 6]
+    assert NgramIndex(2, 4).continuation(array("i", [1]), 3) == []
+
+
+def test_lengths_follow_what_rows_cost():
+    free, dear, mixed = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (1.0, 0.25, 0.0)
+    assert draft_lengths([0.9, 0.1], 2, 4, free, by_passes=False) == [4, 4]
+    assert draft_lengths([0.9, 0.1], 2, 4, dear, by_passes=False) == [0, 0]
+    # One stream makes 0.8 tokens/s: a second row takes 0.25 s, in which that is 0.2 of a token; with longer drafts 0.3.
+    assert draft_lengths([0.6], 1, 8, mixed, by_passes=False) == [2]
+    likely, unlikely = draft_lengths([0.9, 0.1], 2, 8, mixed, by_passes=False)
+    assert likely > 2 and unlikely == 0
+    # A pass of the drafting layers that costs as much as the step brings nothing.
+    assert draft_lengths([0.9], 1, 4, (1.0, 0.0, 1.0), by_passes=True) == [0]
+    assert draft_lengths([0.9], 1, 4, (1.0, 0.0, 0.01), by_passes=True) == [4]
+
+
+def test_step_seconds_are_learnt():
+    seconds = StepSeconds()
+    assert not seconds.is_known
+    for step in range(200):
+        shape = StepShape(rows=1 + step % 7 * 4, passes=step % 3)
+        seconds.record(shape, 0.02 + 0.001 * shape.rows + 0.004 * shape.passes)
+    assert seconds.costs() == pytest.approx((0.02, 0.001, 0.004), rel=0.05)
+
+
+def run_timed(h: Harness, per_row: float) -> int:
+    """Steps whose time is known; how many tokens were drafted in the second half."""
+    for index in range(8):
+        h.add(f"r{index}", [index % 3] * 9 + [index], max_tokens=200)
+    half = 0
+    for step in range(400):
+        if not h.engine.has_work:
+            break
+        if step == 50:
+            half = h.engine.speculator.counts.draft_tokens
+        h.engine.begin()
+        h.clock.now += 0.01 + per_row * h.executor.plans[-1].num_tokens
+        h.record(h.engine.end(h.executor.result()))
+    return h.engine.speculator.counts.draft_tokens - half
+
+
+def test_adaptive_drafting_stops_where_rows_cost_in_full():
+    cheap, dear = (
+        run_timed(harness("ngram", 4, adaptive=True, num_blocks=600, max_num_batched_tokens=64), per_row)
+        for per_row in (0.0, 0.1)
+    )
+    assert cheap > 100 > 5 * dear
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "draft_model"}, "draft_model needs a model"),
+        ({"method": "ngram", "model": "x"}, "model is for draft_model, not for ngram"),
+        ({"method": "ngram", "num_layers": 2}, "num_layers is for layer_skip, not for ngram"),
+        ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must not exceed prompt_lookup_max"),
+        ({"method": "eagle"}, "Input should be 'ngram', 'draft_model' or 'layer_skip'"),
+        ({"method": "ngram", "gamma": 2}, "Extra inputs are not permitted"),
+    ],
+)
+def test_settings_that_make_no_sense(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        SpeculativeConfig(**keys)
