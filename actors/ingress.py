@@ -1,5 +1,6 @@
 """The HTTP door: a Serve deployment that holds the clients' streams."""
 
+from pydantic import SecretStr
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -22,7 +23,7 @@ class Ingress:
         """Called by Serve once the constructor is through."""
         server = self._config.server
         settings = ApiSettings(
-            api_keys=tuple(ApiKey(key=key) for key in server.api_key),
+            api_keys=tuple(ApiKey(key=SecretStr(key), tenant=tenant) for key, tenant in server.all_keys),
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,
             root_path=server.root_path,

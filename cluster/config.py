@@ -27,7 +27,7 @@ Bytes = Annotated[int, BeforeValidator(parse_size)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_several)]
 
-RoutingPolicyName = Literal["warm_prefix", "round_robin", "random", "power_of_two", "least_loaded"]
+RoutingPolicyName = Literal["warm_prefix", "round_robin", "random", "power_of_two", "least_loaded", "session_affinity"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16"]
@@ -176,6 +176,8 @@ class ServerConfig(Section):
     """Port to listen on."""
     api_key: Secrets = ()
     """Keys that open the API, also from WARMROOT_API_KEY (commas between several). Default: open to all."""
+    tenant_api_key: Secrets = ()
+    """TENANT=KEY: keys of tenants who must not see by response times what others have cached. May be repeated."""
     max_body_bytes: Bytes = Field(32 * 1024 * 1024, gt=0)
     """A larger request body gets 413."""
     num_ingress: int = Field(1, ge=1)
@@ -191,7 +193,23 @@ class ServerConfig(Section):
             return "root_path", f"{self.root_path!r} must start with / and must not end with it"
         if any(not key.get_secret_value() for key in self.api_key):
             return "api_key", "a key must not be empty"
+        if not all(tenant and key for key, tenant in self.tenant_keys):
+            return "tenant_api_key", "must be of the form TENANT=KEY"
+        keys = [key for key, _ in self.all_keys]
+        if len(set(keys)) < len(keys):
+            return "tenant_api_key", "a key must be of one tenant only"
         return None
+
+    @property
+    def tenant_keys(self) -> list[tuple[str, str]]:
+        """(key, tenant)."""
+        parts = (entry.get_secret_value().partition("=") for entry in self.tenant_api_key)
+        return [(key, tenant) for tenant, _, key in parts]
+
+    @property
+    def all_keys(self) -> list[tuple[str, str]]:
+        """(key, tenant) of all keys; the tenant of those that share is empty."""
+        return [(key.get_secret_value(), "") for key in self.api_key] + self.tenant_keys
 
 
 class DeployConfig(Section):
@@ -288,7 +306,7 @@ def _section(kind: type[Section], values: dict[str, Any], where: Callable[[str],
     try:
         section = kind.model_validate(values)
     except ValidationError as error:
-        key, message = explain_invalid(error, secret=frozenset({"api_key", "metadata_store"}))
+        key, message = explain_invalid(error, secret=frozenset({"api_key", "tenant_api_key", "metadata_store"}))
         raise ConfigError(f"{where(key)}: {message}", param=key) from None
     problem = section.problem()
     if problem is not None:

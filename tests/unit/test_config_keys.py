@@ -59,7 +59,8 @@ def test_secrets_are_not_shown():
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: 'int8' is not one of auto, fp32, fp16, bf16"),
         (
             {"routing_policy": "warm-prefix"},
-            "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded;"
+            "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded,"
+            " session_affinity;"
             " did you mean warm_prefix?",
         ),
         ({"max_num_seqs": "many"}, "max_num_seqs: should be a valid integer, not 'many'"),
@@ -83,6 +84,10 @@ def test_secrets_are_not_shown():
         ),
         ({"root_path": "api"}, "root_path: 'api' must start with / and must not end with it"),
         ({"api_key": ""}, "api_key: a key must not be empty"),
+        ({"tenant_api_key": "sk-1"}, "tenant_api_key: must be of the form TENANT=KEY"),
+        ({"tenant_api_key": "acme="}, "tenant_api_key: must be of the form TENANT=KEY"),
+        ({"tenant_api_key": ["a=k", "b=k"]}, "tenant_api_key: a key must be of one tenant only"),
+        ({"tenant_api_key": "a=k", "api_key": "k"}, "tenant_api_key: a key must be of one tenant only"),
         (
             {"ray_address": "auto", "num_cpus": 4},
             "num_cpus: applies to a Ray started here; leave it away with ray_address",
@@ -134,3 +139,12 @@ def test_sizes_are_shown_with_three_digits():
         "74.5 GiB",
         "-2.00 KiB",
     ]
+
+
+def test_keys_of_tenants():
+    config = WarmrootConfig.of("x", api_key=["k1"], tenant_api_key=["acme=k2==", "acme=k3", "b=k4"])
+    assert config.server.all_keys == [("k1", ""), ("k2==", "acme"), ("k3", "acme"), ("k4", "b")]
+    assert "k2" not in repr(config)
+    with pytest.raises(ConfigError) as caught:
+        WarmrootConfig.of("x", tenant_api_key=[b"acme=hunter2"])
+    assert "hunter2" not in str(caught.value)
