@@ -275,6 +275,10 @@ class RoutingCore:
     def _rank(self, ticket: Ticket) -> tuple[Candidates, Ranking]:
         began = self._clock()
         candidates, ranking = self.choose(ticket.request)
+        waited = began - ticket.arrived
+        if self._late is not None and waited > 0:
+            # Others go first where it wants to go: what it waited is what it had better believe of busy replicas.
+            ranking = ranking.dearer(candidates.backlog_s > self._late.backlog_s, waited)
         ticket.preferred = self.fleet.names[ranking.place]
         ticket.decision = Decision(
             ticket.request.request_id,

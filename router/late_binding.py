@@ -17,8 +17,10 @@ class LateBinding:
     """
 
     backlog_s: float = 0.4
-    """It waits while the replica that is best for it has more than this to prefill."""
-    aging: float = 0.01
+    """It waits while the replica that is best for it has more than this to prefill. Busy ones become dearer for it
+    with every second, so it takes a free one in the end.
+    """
+    aging: float = 0.003
     """A second of waiting outweighs so many seconds of work: nobody is overtaken for ever."""
     stall_s: float = 5.0
     """After so long without news of any request the first in line is bound whatever the backlog."""

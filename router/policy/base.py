@@ -132,6 +132,7 @@ class Ranking:
         self.names = tuple(names)
         """All candidates, in their own order."""
         self._reason = reason
+        self._rng = rng
         equal = np.flatnonzero(costs == costs.min()) if len(costs) else costs
         self._first = int(equal[rng.randrange(len(equal))] if len(equal) > 1 else equal[0]) if len(equal) else -1
 
@@ -142,6 +143,10 @@ class Ranking:
     def place(self) -> int:
         """Place of the best in the candidates; -1 if there are none."""
         return self._first
+
+    def dearer(self, places: NDArray[np.bool_], by: float) -> "Ranking":
+        """The same with some costs raised."""
+        return Ranking(self.names, self.costs + by * places, self._reason, self._rng)
 
     @property
     def best(self) -> Ranked:
