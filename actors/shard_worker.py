@@ -44,8 +44,11 @@ class ShardWorker:
         return self._rank.times()
 
     def run(self) -> None:
-        """See ``Rank``. The process ends with a leader that is lost."""
-        self._rank.run(_leave)
+        """See ``Rank``. The process ends with a leader or a peer that is lost: an idle actor would keep its memory."""
+        try:
+            self._rank.run(_leave)
+        except Exception as error:
+            _leave(error)
 
 
 class ShardWorkers:
@@ -138,7 +141,7 @@ def _names(ranks: Sequence[int]) -> str:
     return " and ".join(f"rank {rank}" for rank in ranks)
 
 
-def _leave(error: RankLostError) -> None:
+def _leave(error: Exception) -> None:
     """The main thread may hang in a collective: end without it."""
-    logger.error("%s", error)
+    logger.error("the rank ends: %s", error)
     os._exit(1)
