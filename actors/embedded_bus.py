@@ -20,15 +20,15 @@ class BusActor(InMemoryBus):
 
     def __init__(self, store: RedisAddress | None = None) -> None:
         super().__init__(time.monotonic, uuid.uuid4().hex)
-        self._store = store
+        self._address = store
 
-    async def put_store(self, store: RedisAddress | None) -> None:
+    async def put_address(self, store: RedisAddress | None) -> None:
         """Where the bus is now; None: here."""
-        self._store = store
+        self._address = store
 
-    async def store(self) -> RedisAddress | None:
+    async def address(self) -> RedisAddress | None:
         """Where the bus is; None: here."""
-        return self._store
+        return self._address
 
 
 class RayBus(BusActorReader):
@@ -93,7 +93,7 @@ def open_bus(config: WarmrootConfig) -> ClusterBus:
     actor = remote.options(num_cpus=0, max_concurrency=1000, max_restarts=-1, **options).remote(store)
     if store is None:
         return RayBus(actor)
-    actor.put_store.remote(store)  # an actor that was there may know of another
+    actor.put_address.remote(store)  # an actor that was there may know of another
     return RedisEventBus(store)
 
 
@@ -103,7 +103,7 @@ def find_bus() -> ClusterBus | None:
         actor = ray.get_actor(BUS_ACTOR, namespace=BUS_NAMESPACE)
     except ValueError:
         return None
-    store: Any = ray.get(actor.store.remote())
+    store: Any = ray.get(actor.address.remote())
     return RayBus(actor) if store is None else RedisEventBus(store)
 
 

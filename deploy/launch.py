@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
-from ..actors.embedded_bus import end_bus, find_bus, open_bus
+from ..actors.embedded_bus import end_bus, find_bus, open_bus, store_of
 from ..actors.models.source import resolve_model
 from ..actors.models.spec import model_len, read_spec, unit_format
 from ..actors.placement import has_waiting_group, node_resources, what_is_missing
@@ -25,6 +25,7 @@ from ..cluster.errors import ConfigError, ModelLoadError, ReplicaUnavailableErro
 from ..cluster.messages import StartupNote
 from ..cluster.parallel_layout import ParallelLayout
 from ..kv_store.bus import ClusterBus
+from ..kv_store.redis_bus import RedisEventBus
 from ..router.openai.cluster_state import ReplicaStatus
 from .app import APP_NAME, build_app, gang_bundles, replica_threads
 from .background_loop import BackgroundLoop
@@ -55,6 +56,11 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         if deploy.ray_address is None:
             display.stage(f"finding {config.model.model}")
             _check_model(config)
+        store = store_of(config)
+        if store is not None:
+            display.stage(f"finding {store}")
+            with _BusOfOurs(RedisEventBus(store)) as bus:
+                bus.check()
         display.stage("starting Ray")
         wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
         sigterm = signal.getsignal(signal.SIGTERM)
@@ -63,7 +69,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         try:
             display.stage("starting Serve")
             with _BusOfOurs(open_bus(config)) as bus:
-                bus.begin()
+                bus.clear()
                 location = "HeadOnly" if started_ray else "EveryNode"
                 ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
                 app = build_app(config, single_node=started_ray)
@@ -89,7 +95,7 @@ def shutdown() -> None:
             bus = find_bus()
             if bus is not None:
                 with _BusOfOurs(bus) as ours:
-                    ours.end()
+                    ours.clear()
         end_bus()
         if started_here():
             stop_local_ray()
@@ -203,23 +209,22 @@ class _BusOfOurs:
         self._bus = bus
         self._loop = BackgroundLoop("warmroot-launch")
 
-    def begin(self) -> None:
+    def check(self) -> None:
         """Raises ConfigError when the bus cannot be used."""
         try:
             self._loop.run(self._bus.check())
-            self._loop.run(self._bus.clear())
         except ConnectionError as error:
             raise ConfigError(f"metadata_store: {error}", param="metadata_store") from None
+
+    def clear(self) -> None:
+        """Forget what an earlier run, or this one, has left there."""
+        self._loop.run(self._bus.clear())
 
     def notes(self) -> Mapping[str, StartupNote]:
         """How far the replicas are, as far as the bus can tell now."""
         with suppress(ConnectionError):
             return self._loop.run(self._bus.notes())
         return {}
-
-    def end(self) -> None:
-        """Forget the cluster."""
-        self._loop.run(self._bus.clear())
 
     def __enter__(self) -> "_BusOfOurs":
         return self

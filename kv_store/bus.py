@@ -14,6 +14,7 @@ from itertools import takewhile, zip_longest
 from typing import NamedTuple, Protocol
 
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
+from ..cluster.metadata_store import EMBEDDED
 from .hot_prefixes import HotPrefix, merge_hot
 
 Cursor = dict[str, str]
@@ -40,6 +41,11 @@ class BusReader(Protocol):
 
     An implementation that cannot reach its store raises ConnectionError; callers carry on with what they know.
     """
+
+    @property
+    def store(self) -> str:
+        """Where it is kept, without secrets."""
+        ...
 
     async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
         """Entries after ``cursor``, those of one replica in order. Waits up to ``timeout_s`` when there are none.
@@ -187,6 +193,11 @@ class InMemoryBus:
         self._hot: dict[str, tuple[float, list[HotPrefix]]] = {}
         self._cards: dict[str, ModelCard] = {}
         self._notes: dict[str, StartupNote] = {}
+
+    @property
+    def store(self) -> str:
+        """See ``BusReader``."""
+        return EMBEDDED
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """See ``EventBus``."""

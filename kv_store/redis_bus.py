@@ -46,8 +46,8 @@ class RedisEventBus:
     """``ClusterBus`` over Redis 7 or newer. Connects when first used; raises ConnectionError while Redis is away.
 
     ``clock`` gives monotonic seconds. A replica is asked for a snapshot whenever its events since the last one take
-    ``capacity_bytes``. One ``read`` returns about ``read_bytes``; it begins with one entry of each stream, so that a
-    new router soon knows the hottest prefixes of all replicas.
+    ``capacity_bytes``, or as much as that one. One ``read`` returns about ``read_bytes``; it begins with one entry of
+    each stream, so that a new router soon knows the hottest prefixes of all replicas.
     """
 
     def __init__(
@@ -68,7 +68,13 @@ class RedisEventBus:
         self._names: list[str] | None = None
         self._count = 1
         self._written: dict[str, tuple[int, int]] = {}
+        self._snapshot_bytes: dict[str, int] = {}
         self._cards: dict[str, ModelCard] = {}
+
+    @property
+    def store(self) -> str:
+        """See ``BusReader``."""
+        return str(self.address)
 
     async def check(self) -> None:
         """See ``ClusterBus``. Connects and writes something."""
@@ -78,11 +84,12 @@ class RedisEventBus:
 
     async def publish(self, replica: str, epoch: int, batches: list[bytes]) -> bool:
         """See ``EventBus``."""
-        wants = await self._append(PUBLISH, replica, epoch, self._capacity_bytes, *batches)
-        return wants > 0
+        capacity = max(self._capacity_bytes, self._snapshot_bytes.get(replica, 0))
+        return await self._append(PUBLISH, replica, epoch, capacity, *batches) > 0
 
     async def publish_snapshot(self, replica: str, epoch: int, *parts: bytes) -> None:
         """See ``EventBus``."""
+        self._snapshot_bytes[replica] = sum(map(len, parts))
         if await self._append(SNAPSHOT, replica, epoch, None, parts[0]) < 0:
             return
         for part in parts[1:]:

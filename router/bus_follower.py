@@ -24,7 +24,7 @@ class BusFollower:
     """Applies every replica's events to ``index`` and calls ``on_members`` with all leased replicas, time and again.
 
     Nothing that a replica sends stops it: bad entries are skipped and counted in ``skipped``, gaps in ``gaps`` and
-    mended by snapshots. While the bus cannot be reached everything stays as it was.
+    mended by snapshots. While the bus cannot be reached everything stays as it was, and ``fault`` says why.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class BusFollower:
     ) -> None:
         self.skipped = 0
         self.gaps = 0
+        self.fault = ""
         self._bus = bus
         self._index = index
         self._on_members = on_members
@@ -44,7 +45,6 @@ class BusFollower:
         self._lost: set[str] = set()
         self._asked: dict[str, float] = {}
         self._members_seen = float("-inf")
-        self._out_of_touch = False
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -54,11 +54,11 @@ class BusFollower:
     async def _follow_safely(self) -> None:
         try:
             await self.follow_once(READ_S)
-            self._out_of_touch = False
+            self.fault = ""
         except ConnectionError as error:
-            if not self._out_of_touch:
+            if not self.fault:
                 logger.warning("routing on what is known: %s", error)
-            self._out_of_touch = True
+            self.fault = str(error) or "the bus does not answer"
             await asyncio.sleep(RETRY_S)
         except Exception:
             logger.exception("following the event bus failed; going on")

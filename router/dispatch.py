@@ -15,7 +15,7 @@ from ..kv_store.hashing import pack_tokens
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
-from .openai.cluster_state import ReplicaStatus, RoutingStats
+from .openai.cluster_state import ReplicaStatus, RoutingStats, StoreStatus
 from .policy import Policy, RoutingRequest
 
 WAIT_FOR_REPLICA_S = 30.0
@@ -78,6 +78,10 @@ class Dispatcher:
     def routing(self) -> RoutingStats:
         """What was decided since start."""
         return self.core.routing()
+
+    def store(self) -> StoreStatus:
+        """What the index is fed from."""
+        return self._membership.store()
 
     async def _submit(self, question: RoutingRequest) -> Ticket:
         """A ticket that is bound to a replica."""
@@ -167,7 +171,7 @@ def _question(request: GenerateRequest) -> RoutingRequest:
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"the prompt has a value that is no token id: {error}", param="prompt") from error
     num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-    return RoutingRequest(request.request_id, num_tokens, tokens=tokens, salt=request.cache_salt)
+    return RoutingRequest(request.request_id, num_tokens, request.session, tokens, request.cache_salt)
 
 
 def _refused(refusals: list[WarmrootError]) -> WarmrootError:

@@ -14,7 +14,7 @@ from ..kv_store.bus import BusReader
 from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
 from .channel_client import ChannelClient
-from .openai.cluster_state import ReplicaState, ReplicaStatus
+from .openai.cluster_state import ReplicaState, ReplicaStatus, StoreStatus
 from .policy.rates import ReplicaRates
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index = index or PrefixIndex()
+        self._bus = bus
         self.follower = BusFollower(bus, self.index, self._update, clock)
         self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
         self._members: dict[ReplicaId, Member] = {}
@@ -135,6 +136,17 @@ class Membership:
         return [
             ReplicaStatus(info=member.info, state=member.state, load=member.load) for member in self._members.values()
         ]
+
+    def store(self) -> StoreStatus:
+        """The bus and what was learned from it, for the API."""
+        follower = self.follower
+        return StoreStatus(
+            store=self._bus.store,
+            fault=follower.fault,
+            index_blocks=self.index.num_blocks,
+            gaps=follower.gaps,
+            skipped=follower.skipped,
+        )
 
     def _update(self, infos: list[ReplicaInfo]) -> None:
         leased = {info.replica: info for info in infos}

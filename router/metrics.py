@@ -110,6 +110,7 @@ class ClusterCollector(Collector):
         yield _cache_config(replicas)
         yield _ready_replicas(replicas)
         yield from self._routing()
+        yield from self._store()
 
     def _routing(self) -> Iterable[Metric]:
         stats = self._cluster.routing()
@@ -125,6 +126,21 @@ class ClusterCollector(Collector):
             ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
         ):
             yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
+
+    def _store(self) -> Iterable[Metric]:
+        status = self._cluster.store()
+        yield GaugeMetricFamily(
+            "warmroot:metadata_store_up", "Whether the metadata store can be read", value=not status.fault
+        )
+        yield GaugeMetricFamily(
+            "warmroot:index_blocks", "Distinct KV blocks that the prefix index knows", value=status.index_blocks
+        )
+        yield CounterMetricFamily(
+            "warmroot:index_gaps", "Event batches that did not follow what was known", value=status.gaps
+        )
+        yield CounterMetricFamily(
+            "warmroot:index_skipped_batches", "Event batches that could not be read", value=status.skipped
+        )
 
 
 def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:

@@ -7,6 +7,7 @@ whatever goes wrong here falls back to all candidates.
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +18,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from ..cluster.ids import ReplicaId, RequestId
 from ..cluster.messages import Load, ReplicaInfo
+from ..cluster.metadata_store import EMBEDDED
 from ..kv_store.bus import BusEntry, BusReader, Cursor
 from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
 from ..kv_store.hot_prefixes import HotPrefix
@@ -24,6 +26,7 @@ from ..kv_store.index import PrefixIndex
 from ..kv_store.redis_bus import RedisEventBus
 from .bus_follower import BusFollower
 from .core import RoutingCore, Ticket
+from .peer_exchange import PeerExchange
 from .policy import RoutingRequest, make_policy
 from .policy.rates import ReplicaRates
 
@@ -131,7 +134,12 @@ class WarmrootRequestRouter(RequestRouter):
     async def _follow_bus(self) -> None:
         while (bus := await self._find_bus()) is None:
             await asyncio.sleep(FIND_BUS_EVERY_S)
-        await BusFollower(bus, self._index, self._meet).run()
+        exchange = PeerExchange(bus, self._core.peers, uuid.uuid4().hex)
+        exchange.start()
+        try:
+            await BusFollower(bus, self._index, self._meet).run()
+        finally:
+            exchange.close()
 
     def _meet(self, infos: list[ReplicaInfo]) -> None:
         for gone in self._known.keys() - {info.replica for info in infos}:
@@ -192,6 +200,11 @@ class BusActorReader:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
+    @property
+    def store(self) -> str:
+        """See ``BusReader``."""
+        return EMBEDDED
+
     async def read(self, cursor: Cursor, timeout_s: float) -> tuple[list[BusEntry], Cursor]:
         """See ``BusReader``."""
         return await self._call("read", cursor, timeout_s)
@@ -235,7 +248,7 @@ async def find_bus_actor() -> BusReader | None:
     try:
         # It asks the GCS and waits: not on the event loop that routes.
         actor = await asyncio.to_thread(ray.get_actor, BUS_ACTOR, BUS_NAMESPACE)
-        store = await actor.store.remote()
+        store = await actor.address.remote()
     except (ValueError, RayError):
         return None
     return BusActorReader(actor) if store is None else RedisEventBus(store)

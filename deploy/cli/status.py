@@ -37,6 +37,10 @@ def _show(state: dict[str, Any], console: Console) -> None:
     models = ", ".join(state["models"]) or "no model"
     console.print(f"{state['url']}: {word}, serves {models} (version {state['version']})", highlight=False)
     console.print(_replicas(state["replicas"]))
+    store = state.get("metadata_store")
+    if store is not None:
+        word = f"[red]routing on what is known: {store['fault']}[/]" if store["fault"] else "in touch"
+        console.print(f"metadata store {store['store']}: {word}", highlight=False)
     if any(replica["ranks"] for replica in state["replicas"]):
         console.print(_ranks(state["replicas"]))
     for line in runs_on(state["replicas"]):

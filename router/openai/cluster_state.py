@@ -40,6 +40,22 @@ class RoutingStats:
     """Prompt tokens that the warmest replica would have had."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    """The metadata store as this ingress sees it, and what it learned from it."""
+
+    store: str = "embedded"
+    """Where it is, without secrets."""
+    fault: str = ""
+    """Why it cannot be read now, while routing goes on with what is known; empty: it can."""
+    index_blocks: int = 0
+    """Distinct blocks that the prefix index knows."""
+    gaps: int = 0
+    """Batches that did not follow what was known, since start; snapshots mend these."""
+    skipped: int = 0
+    """Batches that could not be read, since start."""
+
+
 class ClusterState(Protocol):
     """What the API tells of the cluster. Answers come from memory, at once."""
 
@@ -49,4 +65,8 @@ class ClusterState(Protocol):
 
     def routing(self) -> RoutingStats:
         """What the router has decided so far."""
+        ...
+
+    def store(self) -> StoreStatus:
+        """The metadata store."""
         ...

@@ -22,6 +22,7 @@ def admin_routes(service: Service) -> APIRouter:
             "ready": service.ready(),
             "models": list(service.frontends),
             "server_load": sum(replica.load.running + replica.load.waiting for replica in replicas),
+            "metadata_store": asdict(service.cluster.store()),
             "replicas": [_describe(replica) for replica in replicas],
         }
 

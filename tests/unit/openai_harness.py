@@ -20,7 +20,7 @@ from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
 from warmroot.router.frontend import Frontend
 from warmroot.router.openai.app import build_app
-from warmroot.router.openai.cluster_state import ReplicaState, ReplicaStatus, RoutingStats
+from warmroot.router.openai.cluster_state import ReplicaState, ReplicaStatus, RoutingStats, StoreStatus
 from warmroot.router.openai.settings import ApiSettings
 from warmroot.router.tokenizer import Tokenizer
 from warmroot.router.tokenizer_parts import TokenizerParts
@@ -54,6 +54,7 @@ class FakeCluster:
     state: ReplicaState = ReplicaState.READY
     load: Load = field(default_factory=lambda: Load(running=3, waiting=2, kv_used_blocks=25, kv_total_blocks=100))
     stats: RoutingStats = field(default_factory=RoutingStats)
+    fault: str = ""
 
     def replicas(self) -> list[ReplicaStatus]:
         info = ReplicaInfo(
@@ -74,6 +75,9 @@ class FakeCluster:
 
     def routing(self) -> RoutingStats:
         return self.stats
+
+    def store(self) -> StoreStatus:
+        return StoreStatus(store="redis://h:6379/0", fault=self.fault, index_blocks=12, gaps=3, skipped=1)
 
 
 class Rig:

@@ -30,6 +30,7 @@ class Handler(BaseHTTPRequestHandler):
                 "ready": self.server.ready,
                 "models": ["tiny"],
                 "server_load": 3,
+                "metadata_store": {"store": "redis://h:6379/0", "fault": self.server.fault},
                 "replicas": [REPLICA | {"ranks": self.server.ranks}],
             },
         }
@@ -64,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.bodies, server.ready, server.ranks = [], True, []
+    server.bodies, server.ready, server.ranks, server.fault = [], True, [], ""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -127,6 +128,14 @@ def test_status(server, flags, capsys):
     assert main(["status", *flags, "--json"]) == 1
     state = json.loads(capsys.readouterr().out)
     assert (state["ready"], state["server_load"], state["replicas"]) == (False, 3, [REPLICA])
+
+
+def test_status_tells_of_the_metadata_store(server, flags, capsys):
+    assert main(["status", *flags]) == 0
+    assert "metadata store redis://h:6379/0: in touch\n" in capsys.readouterr().out
+    server.fault = "Redis is away"
+    assert main(["status", *flags]) == 0
+    assert "metadata store redis://h:6379/0: routing on what is known: Redis is away\n" in capsys.readouterr().out
 
 
 def test_status_shows_ranks(server, flags, capsys):

@@ -244,6 +244,8 @@ async def test_version_load_and_documentation():
         assert load["server_load"] == 5
         assert load["replicas"][0]["kv_cache_usage"] == 0.25
         state = (await client.get("/admin/state")).json()
+        store = state["metadata_store"]
+        assert store == {"store": "redis://h:6379/0", "fault": "", "index_blocks": 12, "gaps": 3, "skipped": 1}
         assert (state["ready"], state["server_load"], state["models"][0]) == (True, 5, "tiny")
         assert state["replicas"][0]["epoch"] == 1
         assert state["replicas"][0]["ranks"] == []
@@ -309,6 +311,10 @@ async def test_metrics():
     assert samples["warmroot:actual_hit_tokens_total", ()] == 28
     assert samples["warmroot:best_hit_tokens_total", ()] == 40
     assert samples["warmroot:replicas", (("state", "ready"),)] == 1
+    assert samples["warmroot:metadata_store_up", ()] == 1
+    assert samples["warmroot:index_blocks", ()] == 12
+    assert samples["warmroot:index_gaps_total", ()] == 3
+    assert samples["warmroot:index_skipped_batches_total", ()] == 1
 
 
 async def test_metrics_of_failures():
