@@ -38,6 +38,8 @@ class GenerateRequest:
     arrival: float = 0.0
     packed_prompt: bytes = field(default=b"", repr=False, compare=False)
     """``prompt_token_ids`` as ``hashing.pack_tokens`` makes them, from who has packed them already."""
+    session: str = ""
+    """Requests with the same one had better go to the same replica; empty: none. It does not travel there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Frontend:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        session_id: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of all ``n`` choices as they come; closing it aborts them.
 
@@ -101,7 +102,7 @@ class Frontend:
         """
         if params.best_of is not None and params.best_of > params.n:
             raise InvalidRequestError("best_of greater than n cannot be streamed", param="best_of")
-        return self._run(prompt_token_ids, params, request_id, priority, cache_salt)
+        return self._run(prompt_token_ids, params, request_id, priority, cache_salt, session_id)
 
     async def generate(
         self,
@@ -111,6 +112,7 @@ class Frontend:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        session_id: str = "",
     ) -> RequestOutput:
         """The whole output. ``best_of`` generates so many choices and returns the ``n`` likeliest."""
         request_id = request_id or self._new_id()
@@ -118,14 +120,21 @@ class Frontend:
         ranked = num_choices > params.n and params.logprobs is None
         wide = replace(params, n=num_choices, best_of=None, logprobs=0 if ranked else params.logprobs)
         collector = OutputCollector(num_choices)
-        async with aclosing(self._run(prompt_token_ids, wide, request_id, priority, cache_salt)) as deltas:
+        run = self._run(prompt_token_ids, wide, request_id, priority, cache_salt, session_id)
+        async with aclosing(run) as deltas:
             async for delta in deltas:
                 collector.add(delta)
         output = collector.finish(RequestId(request_id), prompt_token_ids, params.n)
         return output.without_logprobs() if ranked else output
 
     def _run(
-        self, prompt: list[int], params: SamplingParams, request_id: str | None, priority: int, cache_salt: str
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str,
+        session_id: str,
     ) -> AsyncGenerator[OutputDelta, None]:
         packed = packed_prompt(prompt, self.vocab_size)
         check_params(params, self.vocab_size)
@@ -143,6 +152,7 @@ class Frontend:
                 cache_salt=cache_salt,
                 arrival=self._clock(),
                 packed_prompt=packed,
+                session=session_id,
             )
             writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
             choices.append(run_choice(self._generator, request, writer))

@@ -1,5 +1,6 @@
 """One generation request of either API: from prompts in token ids to a stream or to whole choices."""
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,10 @@ from .feed import DeltaFeed
 from .logprobs import LogprobFormat
 from .protocol import GenerationRequest
 from .service import Service
+
+SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
+"""Ours is Ray Serve's, too; then Dynamo's and SGLang's."""
+_LONGEST_SESSION = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,7 @@ class Generation:
                 request_id=RequestId(f"{self.envelope.id}-{unique}-{number}"),
                 priority=self.body.priority,
                 cache_salt=tenant_salt(getattr(self.request.state, "tenant", ""), self.body.cache_salt),
+                session_id=session_of(self.request.headers) or self.body.session_id or "",
             )
             for number, prompt in enumerate(self.prompts)
         ]
@@ -139,6 +145,12 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
     if not tenant and not cache_salt:
         return ""
     return f"{len(tenant)}:{tenant}:{cache_salt or ''}"
+
+
+def session_of(headers: Mapping[str, str]) -> str | None:
+    """The session that a request's headers name; what is too long to be one is none."""
+    named = (headers.get(name) for name in SESSION_HEADERS)
+    return next((session for session in named if session and len(session) <= _LONGEST_SESSION), None)
 
 
 def served_by(replica: str | None, cached_tokens: int | None) -> dict[str, str]:

@@ -99,6 +99,8 @@ class GenerationRequest(RequestBody):
     """Used in the response's id; the header ``x-request-id`` comes first."""
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     """Cached prefixes are shared only between requests with the same salt (and only within a tenant)."""
+    session_id: str | None = Field(None, min_length=1, max_length=256)
+    """Requests of a session go to the same replica if it can take them; the header ``x-session-id`` comes first."""
     return_token_ids: bool | None = None
     """Report the token ids of prompt and output."""
     return_tokens_as_token_ids: bool | None = None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...cluster.ids import BlockHash, ReplicaId, RequestId
 
 Numbers = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +127,25 @@ class Ranked(NamedTuple):
 class Ranking:
     """Candidates by cost, cheapest first, equals in random order. Most callers look at ``best`` only."""
 
-    def __init__(self, names: Sequence[ReplicaId], costs: Numbers, reason: Callable[[int], str], rng: Random) -> None:
-        """``reason`` gives the word for a place in ``names``."""
+    def __init__(
+        self,
+        names: Sequence[ReplicaId],
+        costs: Numbers,
+        reason: Callable[[int], str],
+        rng: Random,
+        equal: Places | None = None,
+    ) -> None:
+        """``reason`` gives the word for a place in ``names``.
+
+        ``equal``: places of the best, where cost alone does not say.
+        """
         self.costs = costs
         self.names = tuple(names)
         """All candidates, in their own order."""
         self._reason = reason
         self._rng = rng
-        equal = np.flatnonzero(costs == costs.min()) if len(costs) else costs
+        if equal is None:
+            equal = np.flatnonzero(costs == costs.min()) if len(costs) else np.empty(0, dtype=np.intp)
         self._first = int(equal[rng.randrange(len(equal))] if len(equal) > 1 else equal[0]) if len(equal) else -1
 
     def __len__(self) -> int:

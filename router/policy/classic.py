@@ -1,12 +1,12 @@
 """Policies that everyone has, to choose and to compare with. None looks at the prefix."""
 
-from hashlib import blake2b
 from random import Random
 
 import numpy as np
 
 from ...cluster.ids import ReplicaId
 from .base import Candidates, Forgetful, Numbers, Ranking, RoutingRequest
+from .sessions import Sessions
 
 
 class RoundRobin(Forgetful):
@@ -78,21 +78,21 @@ class SessionAffinity(Forgetful):
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
+        self._sessions = Sessions()
         self._without = LeastLoaded(rng)
 
     def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cost: a hash of session and replica, 0..1."""
         if not request.session:
             return self._without.choose(request, candidates)
-        costs = np.array([_weight(request.session, name) for name in candidates.names], dtype=np.float64)
+        costs = self._sessions.costs(request.session, candidates.names)
         return Ranking(candidates.names, costs, lambda place: "session", self._rng)
+
+    def left(self, replica: ReplicaId) -> None:
+        """See ``Policy``."""
+        self._sessions.forget(replica)
 
 
 def _draw(count: int, rng: Random) -> Numbers:
     """A random place for each."""
     return np.array(rng.sample(range(count), count), dtype=np.float64)
-
-
-def _weight(session: str, replica: ReplicaId) -> float:
-    digest = blake2b(f"{session}\0{replica}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

@@ -6,8 +6,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from .base import Candidates, Column, Forgetful, Numbers, Ranking, RoutingRequest
+from ...cluster.ids import ReplicaId
+from .base import Candidates, Column, Forgetful, Numbers, Places, Ranking, RoutingRequest
 from .classic import LeastLoaded
+from .sessions import Sessions
 
 Share = TypeVar("Share", float, Numbers)
 
@@ -25,6 +27,10 @@ class WarmPrefixWeights:
     kv_threshold: float = 0.85
     slot_pressure_s: float = 3.0
     slot_threshold: float = 0.6
+    session_s: float = 0.1
+    """What a session may cost more at its home than elsewhere."""
+    tie_s: float = 0.005
+    """Estimates that are no further apart say nothing: the replica with the fewest requests is taken."""
 
 
 class WarmPrefix(Forgetful):
@@ -36,11 +42,13 @@ class WarmPrefix(Forgetful):
     def __init__(self, rng: Random, weights: WarmPrefixWeights | None = None) -> None:
         self._rng = rng
         self._weights = weights or WarmPrefixWeights()
+        self._sessions = Sessions()
         self._blind = LeastLoaded(rng)
 
     def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Cheapest first, equals in random order. Reasons: ``warm`` (no one holds more), ``load``, ``cold``.
 
+        Replicas that hold as much and cost nearly as much as the cheapest are its equals if they have fewer requests.
         A prompt that is not known (no tokens) goes to the least loaded.
         """
         if not request.prompt_tokens:
@@ -53,7 +61,25 @@ class WarmPrefix(Forgetful):
                 return "cold"
             return "warm" if cached[place] == warmest else "load"
 
-        return Ranking(candidates.names, self.costs(request.prompt_tokens, candidates), reason, self._rng)
+        costs = self.costs(request.prompt_tokens, candidates)
+        if request.session and len(candidates):
+            home = self._sessions.costs(request.session, candidates.names).argmin()
+            costs += self._weights.session_s
+            costs[home] -= self._weights.session_s
+        return Ranking(candidates.names, costs, reason, self._rng, self._nearly_best(costs, candidates))
+
+    def left(self, replica: ReplicaId) -> None:
+        """See ``Policy``."""
+        self._sessions.forget(replica)
+
+    def _nearly_best(self, costs: Numbers, candidates: Candidates) -> Places:
+        places = np.flatnonzero(costs <= costs.min(initial=np.inf) + self._weights.tie_s)
+        if len(places) > 1:
+            cached = candidates.cached_tokens[places]
+            places = places[cached == cached[costs[places].argmin()]]
+            busy = candidates.occupancy[places]
+            places = places[busy == busy.min()]
+        return places
 
     def costs(self, prompt_tokens: int, candidates: Candidates) -> Numbers:
         """Seconds that the request costs everyone on each replica."""

@@ -315,6 +315,23 @@ async def test_every_key_opens_and_probes_need_none():
             assert (await client.get(path)).status_code == 401
 
 
+async def test_a_session_is_named_by_a_header_or_the_body():
+    rig = Rig()
+
+    async def session(headers, **fields):
+        response = await rig.post("/v1/completions", {"prompt": "x", **fields}, headers=headers)
+        assert response.status_code == 200
+        return rig.generator.requests[-1].session
+
+    assert await session({}) == ""
+    assert await session({}, session_id="body") == "body"
+    assert await session({"X-Session-ID": "ours", "X-Dynamo-Session-ID": "theirs"}, session_id="body") == "ours"
+    assert await session({"X-Dynamo-Session-ID": "theirs"}) == "theirs"
+    assert await session({"X-SMG-Routing-Key": "key", "x-session-id": "s" * 257}) == "key"
+    refused = await rig.post("/v1/completions", {"prompt": "x", "session_id": ""})
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "session_id")
+
+
 async def test_cache_salt_stays_within_the_tenant():
     rig = Rig(**KEYS)
 

@@ -1,5 +1,6 @@
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from warmroot.cluster.errors import ConfigError
 from warmroot.router.policy import POLICIES, Candidates, Column, RoutingRequest, make_policy
 from warmroot.router.policy.rates import ReplicaRates
+from warmroot.router.policy.sessions import Sessions
 
 
 def candidate(name, cached=0, running=0, waiting_tokens=0, kv=0, backlog=0.0, unfinished=0, rate=1000.0, seqs=64):
@@ -52,7 +54,8 @@ def test_every_candidate_is_ranked_exactly_once(name, seen, tokens, session):
     ranking = make_policy(name, random.Random(0)).choose(RoutingRequest("r", tokens, session), together(seen))
     ranked = list(ranking)
     assert sorted(r.replica for r in ranked) == sorted(c[0] for c in seen)
-    assert [r.cost for r in ranked] == sorted(r.cost for r in ranked)
+    assert [r.cost for r in ranked[1:]] == sorted(r.cost for r in ranked[1:])
+    assert not ranked or ranked[0].cost <= min(r.cost for r in ranked) + (name == "warm_prefix") * 0.005
     assert len(ranking) == len(seen) and (not seen or ranking.best == ranked[0])
     assert all(math.isfinite(r.cost) and r.reason for r in ranked)
 
@@ -121,6 +124,51 @@ def test_a_session_stays_and_moves_only_if_its_replica_is_gone():
         home = best("session_affinity", *map(candidate, names), session=session).replica
         left = [candidate(n) for n in names if n != "a"]
         assert best("session_affinity", *left, session=session).replica == home or home == "a"
+
+
+def test_sessions_spread_evenly_and_every_router_agrees():
+    names = [f"replica-{n}" for n in range(10)]
+    homes = Counter()
+    for session in map(str, range(2000)):
+        costs = Sessions().costs(session, names)
+        assert ((costs >= 0) & (costs <= 1)).all()
+        homes[names[costs.argmin()]] += 1
+    assert all(140 < count < 260 for count in homes.values())
+    sessions = Sessions()
+    assert list(sessions.costs("s", names)) == list(Sessions().costs("s", names[::-1]))[::-1]
+    sessions.forget("replica-3")
+    assert list(sessions.costs("s", names)) == list(Sessions().costs("s", names))
+
+
+def test_warm_prefix_keeps_a_session_at_home_unless_that_costs_much():
+    names = "abcd"
+    home = best("warm_prefix", *map(candidate, names), session="s").replica
+    assert {best("warm_prefix", *map(candidate, names), session=str(n)).replica for n in range(40)} == set(names)
+
+    def with_backlog(seconds):
+        columns = [candidate(n, backlog=seconds if n == home else 0.0, running=int(n == home)) for n in names]
+        return best("warm_prefix", *columns, session="s").replica
+
+    assert with_backlog(0.06) == home
+    assert with_backlog(0.2) != home
+    assert (
+        best("warm_prefix", *(candidate(n, cached=500 if n != home else 0) for n in names), session="s").replica != home
+    )
+
+
+def test_short_equal_prompts_spread_where_estimates_hardly_differ():
+    columns = [candidate(n, rate=rate) for n, rate in zip("abcd", (1000.0, 1002.0, 1004.0, 1006.0), strict=True)]
+    policy = make_policy("warm_prefix", random.Random(0))
+    chosen = Counter(policy.choose(RoutingRequest("r", 20), together(columns)).best.replica for _ in range(200))
+    assert all(chosen[name] > 25 for name in "abcd")
+    busy = [candidate(n, rate=1000.0 + i, unfinished=n != "c", kv=0) for i, n in enumerate("abcd")]
+    chosen = Counter(policy.choose(RoutingRequest("r", 20), together(busy)).best.replica for _ in range(50))
+    assert chosen == {"c": 50}
+
+
+def test_a_tie_never_gives_up_what_is_cached():
+    columns = [candidate("a", cached=4, unfinished=1), candidate("b", unfinished=0)]
+    assert best("warm_prefix", *columns, tokens=5).replica == "a"
 
 
 def test_wild_measurements_move_the_rates_only_so_far():

@@ -1,4 +1,4 @@
-"""Tenants with equal prompts, from the API key to the blocks of two engines: over HTTP, dispatcher, index and caches."""
+"""Tenants with equal prompts, from the API key to the blocks of two engines: HTTP, dispatcher, index and caches."""
 
 import asyncio
 
