@@ -138,12 +138,14 @@ async def test_tls(start, open_bus, tmp_path):
     files = f"tls-cert-file {certificate}", f"tls-key-file {key}", f"tls-ca-cert-file {certificate}"
     start(f"tls-port {tls_port}", *files, "tls-auth-clients no")
     await check_works(open_bus(f"rediss://127.0.0.1:{tls_port}?ca={certificate}"))
-    with pytest.raises(ConnectionError, match=r"(?i)certificate"):
+    with pytest.raises(ConnectionError, match=r"Redis at rediss"):
         await open_bus(f"rediss://127.0.0.1:{tls_port}").check()
 
 
 async def test_a_cluster_of_redis(start, open_bus):
-    server = start("cluster-enabled yes", "cluster-node-timeout 2000", "requirepass s3cret")
+    server = start(
+        "cluster-enabled yes", f"cluster-port {free_port()}", "cluster-node-timeout 2000", "requirepass s3cret"
+    )
     server.cli("cluster", "addslotsrange", "0", "16383", secret="s3cret")
     while "cluster_state:ok" not in server.cli("cluster", "info", secret="s3cret"):
         await asyncio.sleep(0.05)
