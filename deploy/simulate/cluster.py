@@ -5,6 +5,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from ...cluster.errors import ReplicaUnavailableError
@@ -16,6 +17,7 @@ from ...kv_store.index import PrefixIndex
 from ...router.core import RoutingCore, Ticket
 from ...router.dispatch import PUMP_EVERY_S
 from ...router.late_binding import LateBinding
+from ...router.peer_exchange import BEAT_S, GATHER_S
 from ...router.policy.base import Policy, RoutingRequest
 from ...router.policy.rates import ReplicaRates
 from .block_cache import NO_PARENT, BlockCache
@@ -41,6 +43,8 @@ class Setup:
     num_routers: int = 1
     event_lag_s: float = 0.02
     """From the end of a step to the routers' indexes: production gathers events for so long."""
+    word_lag_s: float = 0.002
+    """From one router to another."""
     kill_at: float | None = None
     """When the first replica dies."""
     restart_after: float = 30.0
@@ -63,14 +67,17 @@ class _Member:
 class _Router:
     """One ingress: the production core and index."""
 
-    __slots__ = ("core", "index", "members", "pumping")
+    __slots__ = ("core", "index", "members", "pumping", "telling")
 
     def __init__(self, setup: Setup, clock: Callable[[], float], tokens_per_id: int, seed: int) -> None:
         self.index = PrefixIndex()
         policy = setup.policy(Random(seed))
-        self.core = RoutingCore(self.index, policy, clock, late=setup.late, tokens_per_id=tokens_per_id, history=1)
+        self.core = RoutingCore(
+            self.index, policy, clock, late=setup.late, tokens_per_id=tokens_per_id, history=1, name=str(seed)
+        )
         self.members: dict[ReplicaId, _Member] = {}
         self.pumping = False
+        self.telling = False
 
 
 class SimulatedCluster:
@@ -81,7 +88,7 @@ class SimulatedCluster:
         self._setup = setup
         self._rng = Random(setup.seed)
         self._now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._epochs = itertools.count(1)
         self._seqs: dict[ReplicaId, int] = {}
@@ -93,6 +100,10 @@ class SimulatedCluster:
         self._routers = [
             _Router(setup, clock, trace.block_tokens, setup.seed * 1000 + n) for n in range(setup.num_routers)
         ]
+        if len(self._routers) > 1:
+            for router in self._routers:
+                router.core.peers.on_news = partial(self._tell_soon, router)
+                self._beat(router)
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
         for number in range(setup.num_replicas):
             self._start(ReplicaId(f"r{number}"), slow=number < setup.slow_share * setup.num_replicas)
@@ -118,7 +129,7 @@ class SimulatedCluster:
     def _clock(self) -> float:
         return self._now
 
-    def _schedule(self, delay: float, call: Callable[[], None]) -> None:
+    def _schedule(self, delay: float, call: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self._now + delay, next(self._numbers), call))
 
     def _next(self) -> None:
@@ -155,6 +166,26 @@ class SimulatedCluster:
         router.core.pump()
         if router.core.num_waiting:
             self._pump_later(router)
+
+    def _beat(self, router: _Router) -> None:
+        """Tell the other routers everything, again and again."""
+        self._tell(router, everything=True)
+        router.core.peers.expire()
+        if self._left:
+            self._schedule(BEAT_S, lambda: self._beat(router))
+
+    def _tell_soon(self, router: _Router) -> None:
+        if not router.telling:
+            router.telling = True
+            self._schedule(GATHER_S, lambda: self._tell(router))
+
+    def _tell(self, router: _Router, *, everything: bool = False) -> None:
+        router.telling = False
+        if self._bus_is_down():
+            return
+        word = router.core.peers.word(everything=everything)
+        others = [other for other in self._routers if other is not router]
+        self._schedule(self._setup.word_lag_s, lambda: [other.core.peers.hear(word) for other in others])
 
     def _start(self, name: ReplicaId, *, slow: bool = False) -> None:
         costs = self._setup.costs.slowed(2.0) if slow else self._setup.costs

