@@ -22,9 +22,9 @@ class SpeculativeConfig(BaseModel):
     """ngram: what followed the same tokens before. draft_model: a smaller model. layer_skip: its own first layers."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
     """Most tokens drafted for one step of a sequence."""
-    model: str | None = Field(None, min_length=1)
+    model: str | None = Field(default=None, min_length=1)
     """Of draft_model: folder, GGUF file or hub id of a model with the same tokenizer."""
-    num_layers: int | None = Field(None, ge=1)
+    num_layers: int | None = Field(default=None, ge=1)
     """Of layer_skip: layers that draft. Default: a third of the model's."""
     prompt_lookup_max: int = Field(4, ge=1, le=16)
     """Of ngram: the longest run of last tokens that is looked up."""
@@ -35,7 +35,7 @@ class SpeculativeConfig(BaseModel):
     verification: VerificationName = "rejection"
     """How drafts are sampled above temperature 0. rejection: accepted most often. coupled: a seed gives the very tokens
     that it gives without speculation."""
-    acceptance_threshold: float | None = Field(None, gt=0, lt=1)
+    acceptance_threshold: float | None = Field(default=None, gt=0, lt=1)
     """Lossy: at temperatures above 0 also accept what is this likely, less so where the model is unsure (typical
     acceptance). Default: off, exact."""
 

@@ -35,6 +35,8 @@ class Batch:
     states: list[SequenceState]
     samples: list[bool]
     """Per sequence, whether its last token's logits are sampled from."""
+    drafts: list[tuple[int, ...]]
+    """Per sequence, the tokens at its end that are guesses."""
 
     @property
     def max_seqlen_q(self) -> int:
@@ -47,14 +49,29 @@ class Batch:
         return int(self.seqused_k.max())
 
     @property
+    def verifies(self) -> bool:
+        """Whether there are guesses."""
+        return any(self.drafts)
+
+    @property
+    def verified(self) -> list[tuple[SequenceState, tuple[int, ...]]]:
+        """The sequences that sample, in order, with their guesses."""
+        rows = zip(self.states, self.drafts, self.samples, strict=True)
+        return [(state, drafts) for state, drafts, samples in rows if samples]
+
+    @property
     def sampled(self) -> list[SequenceState]:
         """The sequences that sample, in order."""
         return [state for state, samples in zip(self.states, self.samples, strict=True) if samples]
 
     @property
     def sampled_rows(self) -> Int64s:
-        """[R]: the packed row of each sampling sequence's last token."""
-        return self.cu_seqlens_q[1:][self.samples].astype(np.int64) - 1
+        """[R]: the packed rows of each sampling sequence's last token, and of its guesses."""
+        ends = self.cu_seqlens_q[1:][self.samples].astype(np.int64)
+        if not self.verifies:
+            return ends - 1
+        counts = [1 + len(drafts) for _, drafts in self.verified]
+        return np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
 
 
 def apply_diff(table: SequenceTable, plan: StepPlan) -> None:
@@ -65,6 +82,8 @@ def apply_diff(table: SequenceTable, plan: StepPlan) -> None:
     for step in plan.sequences:
         if step.new_blocks and step.new_blocks[0]:
             table.extend(step.request_id, step.new_blocks)
+        if step.draft_token_ids:
+            table.note(table[step.request_id], 0, step.draft_token_ids)
 
 
 def only_decodes(plan: StepPlan) -> bool:
@@ -98,4 +117,5 @@ def pack(table: SequenceTable, plan: StepPlan, block_size: int) -> Batch:
         ),
         states=states,
         samples=[step.samples for step in plan.sequences],
+        drafts=[step.draft_token_ids for step in plan.sequences],
     )

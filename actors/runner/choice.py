@@ -71,6 +71,12 @@ class TorchChoice:
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """Token ids [R] drawn from logits [R, vocab], which are overwritten."""
+    uniforms = to_device([_uniform(row) for row in rows], torch.float64, logits.device)
+    return draw(draw_weights(logits, rows), uniforms)
+
+
+def draw_weights(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """What tokens weigh in a draw [R, vocab], 0 where a filter leaves one out. Logits [R, vocab] are overwritten."""
     params, device = [row.params for row in rows], logits.device
     temperature = to_device([p.temperature for p in params], torch.float32, device)
     # The best weighs 1 whatever the temperature, so nothing overflows.
@@ -78,7 +84,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     if any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in params):
         filters = Filters([p.top_k for p in params], [p.top_p for p in params], [p.min_p for p in params])
         weights.masked_fill_(weights < thresholds(weights, filters)[:, None], 0.0)
-    return draw(weights, to_device([_uniform(row) for row in rows], torch.float64, device))
+    return weights
 
 
 def _uniform(row: SamplingRow) -> float:

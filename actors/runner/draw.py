@@ -4,6 +4,7 @@ Nothing is remembered between draws, so a request that was preempted or moved dr
 what else is in the batch does not matter.
 """
 
+from enum import IntEnum
 from hashlib import blake2b
 
 import torch
@@ -12,10 +13,22 @@ import torch.nn.functional as F
 _TILE = 256
 
 
-def uniform(seed: int, index: int) -> float:
+class Stream(IntEnum):
+    """What a number is for; those of different streams are independent."""
+
+    TOKEN = 0
+    """The token, also where it replaces a draft."""
+    TEST = 1
+    """Whether a draft stands."""
+    DRAFT = 2
+    """The draft itself."""
+
+
+def uniform(seed: int, index: int, stream: Stream = Stream.TOKEN) -> float:
     """In [0, 1), a multiple of 2**-53: the draw for the token at ``index`` of the output."""
     data = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
-    return (int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+    digest = blake2b(data, digest_size=8, salt=stream.to_bytes(1, "little")).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

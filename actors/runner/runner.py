@@ -23,6 +23,7 @@ from .logprobs import logprobs
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
 from .sequences import SequenceState, SequenceTable
+from .verify import VerifyingChoice, drafted_rows, num_accepted
 
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at a time: a chunk's would take gigabytes."""
@@ -68,7 +69,9 @@ class ModelRunner:
         self._kv = KvMemory.allocate(
             layout, num_blocks, spec.cache_heads, spec.cache_dim, self.kv_dtype, decoder.device, decoder.backend
         )
-        self._sampler = Sampler(self.eos_token_ids, choice_for(decoder.device))
+        choice = choice_for(decoder.device)
+        self._sampler = Sampler(self.eos_token_ids, choice)
+        self._verifying = VerifyingChoice(choice)
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
         # What reads lengths or counts on the host (torch's attention, experts), or hops, no recording can repeat.
@@ -149,14 +152,14 @@ class ModelRunner:
         if hidden is None:
             return []
         prompt = self._prompt_logprobs(batch, hidden)
-        states, sampled = batch.sampled, Sampled([], [])
+        states, sampled = batch.sampled, dict[RequestId, Sampled]()
         if states:
             logits = self.decoder.logits(hidden[self._tensor(batch.sampled_rows)])
             if logits is None:
                 return []
-            sampled = self._sample(states, logits)
-        tokens = dict(zip((state.request_id for state in states), zip(*sampled, strict=True), strict=True))
-        return [_result(state, tokens.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
+            runs = self._verify(batch, logits) if batch.verifies else _single(self._sample(states, logits))
+            sampled = dict(zip((state.request_id for state in states), runs, strict=True))
+        return [_result(state, sampled.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
 
     def _metadata(self, batch: Batch) -> tuple[AttentionMetadata, ...]:
         cu_seqlens_q, seqused_k = self._tensor(batch.cu_seqlens_q), self._tensor(batch.seqused_k)
@@ -184,6 +187,22 @@ class ModelRunner:
         self._sequences.append(states, sampled.token_ids)
         return sampled
 
+    def _verify(self, batch: Batch, logits: torch.Tensor) -> Iterable[Sampled]:
+        """For each sequence the tokens that stand and one more, appended to it."""
+        verified, history = batch.verified, self._sequences.history
+        if all(state.is_plain for state, _ in verified):
+            sampled = self._sampler.greedy(logits)
+        else:
+            rows = [row for state, drafts in verified for row in drafted_rows(state, drafts, history)]
+            sampled = self._sampler.sample(logits, rows, self._verifying)
+        start = 0
+        for state, drafts in verified:
+            end = start + num_accepted(drafts, sampled.token_ids[start:]) + 1
+            self._sequences.extend_by(state, sampled.token_ids[start:end])
+            state.draft_weights = None
+            yield Sampled(sampled.token_ids[start:end], sampled.logprobs[start:end])
+            start += len(drafts) + 1
+
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, list[TokenLogprob]]:
         found: dict[RequestId, list[TokenLogprob]] = {}
         for index, state in enumerate(batch.states):
@@ -209,17 +228,21 @@ class ModelRunner:
         return torch.from_numpy(array).to(self.decoder.device, non_blocking=True)
 
 
+def _single(sampled: Sampled) -> list[Sampled]:
+    return [Sampled([token_id], [entry]) for token_id, entry in zip(*sampled, strict=True)]
+
+
 def _result(
     state: SequenceState,
-    sampled: tuple[int, TokenLogprob | None] | None,
+    sampled: Sampled | None,
     prompt_logprobs: list[TokenLogprob] | None,
 ) -> SequenceResult:
     if sampled is None:
         return SequenceResult(request_id=state.request_id, token_ids=[], prompt_logprobs=prompt_logprobs)
-    token_id, entry = sampled
+    entries = [entry for entry in sampled.logprobs if entry is not None]
     return SequenceResult(
         request_id=state.request_id,
-        token_ids=[token_id],
-        logprobs=None if entry is None else [entry],
+        token_ids=sampled.token_ids,
+        logprobs=entries or None,
         prompt_logprobs=prompt_logprobs,
     )

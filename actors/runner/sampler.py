@@ -32,8 +32,11 @@ class Sampler:
         return Sampled(self._choice.likeliest(logits).tolist(), [None] * len(logits))
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        """Logits [R, vocab] float32, changed in place. A row costs only what it asks for."""
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow], choice: Choice | None = None) -> Sampled:
+        """Logits [R, vocab] float32, changed in place. A row costs only what it asks for.
+
+        ``choice`` takes the place of the sampler's own.
+        """
         if all(is_plain(row.params) for row in rows):
             return self.greedy(logits)
         reported = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
@@ -41,7 +44,7 @@ class Sampler:
         raw = logits[reported] if reported else logits
         if any(changes_logits(row.params) for row in rows):
             constrain(logits, rows, self._eos_token_ids)
-        token_ids = self._choice.choose(logits, rows)
+        token_ids = (choice or self._choice).choose(logits, rows)
         entries: list[TokenLogprob | None] = [None] * len(rows)
         if reported:
             wanted = [rows[index].params.logprobs or 0 for index in reported]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ...cluster.ids import BlockId, RequestId
 from ...cluster.sampling_params import SamplingParams
@@ -28,6 +29,8 @@ class SequenceState:
     """Whether the likeliest token is all that is asked for."""
     num_blocks: int = 0
     """Per KV group."""
+    draft_weights: torch.Tensor | None = None
+    """[places, vocab]: what its guesses were drawn from, where they were drawn."""
 
     @property
     def num_output(self) -> int:
@@ -111,16 +114,24 @@ class SequenceTable:
         for state in states:
             state.num_tokens += 1
 
+    def extend_by(self, state: SequenceState, token_ids: Sequence[int]) -> None:
+        """Append sampled tokens to one."""
+        self.note(state, 0, token_ids)
+        state.num_tokens += len(token_ids)
+
+    def note(self, state: SequenceState, ahead: int, token_ids: Sequence[int]) -> None:
+        """Write guesses into the cells from ``ahead`` after a sequence's last token on, without appending them."""
+        start = state.num_tokens + ahead
+        self.tokens.reserve(0, start + len(token_ids))
+        self.tokens.cells[state.row, start : start + len(token_ids)] = token_ids
+
     def learn(self, sampled: Iterable[tuple[RequestId, list[int]]]) -> None:
         """Append what another rank has sampled; unknown ids are ignored: dropped meanwhile, or not of this rank."""
         for request_id, token_ids in sampled:
             state = self._states.get(request_id)
             if state is None:
                 continue
-            start, end = state.num_tokens, state.num_tokens + len(token_ids)
-            self.tokens.reserve(0, end)
-            self.tokens.cells[state.row, start:end] = token_ids
-            state.num_tokens = end
+            self.extend_by(state, token_ids)
 
     def drop(self, request_ids: Iterable[RequestId]) -> None:
         """Forget sequences; unknown ids are ignored."""
@@ -132,6 +143,6 @@ class SequenceTable:
                 table.cells[state.row, : state.num_blocks] = 0
             self._free.append(state.row)
 
-    def history(self, state: SequenceState) -> Int32s:
-        """Prompt and output tokens, a view."""
-        return self.tokens.cells[state.row, : state.num_tokens]
+    def history(self, state: SequenceState, ahead: int = 0) -> Int32s:
+        """Prompt and output tokens, and ``ahead`` guesses after them; a view."""
+        return self.tokens.cells[state.row, : state.num_tokens + ahead]

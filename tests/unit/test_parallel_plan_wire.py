@@ -45,8 +45,16 @@ new_sequences = st.builds(
     num_computed=counts,
     block_tables=tables,
 )
+drafts = st.lists(counts, max_size=4).map(tuple)
 steps = st.builds(
-    SequenceStep, request_id=ids, num_computed=counts, num_tokens=counts, samples=st.booleans(), new_blocks=tables
+    SequenceStep,
+    request_id=ids,
+    num_computed=counts,
+    num_tokens=counts,
+    samples=st.booleans(),
+    new_blocks=tables,
+    draft_token_ids=drafts,
+    num_drafts=st.integers(0, 8),
 )
 plans = st.builds(
     StepPlan,
@@ -64,6 +72,7 @@ answers = st.builds(
     token_ids=tokens,
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=2),
+    draft_token_ids=drafts,
 )
 results = st.builds(
     StepResult, step=st.integers(0, 2**62), sequences=st.lists(answers, max_size=4), error=st.none() | st.text()
