@@ -27,7 +27,26 @@ Bytes = Annotated[int, BeforeValidator(parse_size)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_several)]
 
-RoutingPolicyName = Literal["warm_prefix", "round_robin", "random", "power_of_two", "least_loaded", "session_affinity"]
+RoutingPolicyName = Literal[
+    "warm_prefix",
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_loaded",
+    "session_affinity",
+    "sglang",
+    "ray",
+    "ray10",
+    "dynamo",
+    "dynamo10",
+    "llmd_precise",
+    "llmd_base",
+    "llmd_active",
+    "aibrix",
+    "preble",
+    "gorgo",
+    "consistent_hash",
+]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16"]
