@@ -109,6 +109,11 @@ def unpack_hot(data: bytes) -> list[HotPrefix]:
         raise ValueError(f"not a list of hot prefixes: {error}") from error
 
 
+def unpack_rows(data: bytes) -> list[list[Any]]:
+    """Rows of bytes as Redis packs them."""
+    return cast("list[list[Any]]", msgpack.unpackb(data, raw=True))  # pyright: ignore[reportUnknownMemberType]
+
+
 def _checked(value: _Value) -> _Value:
     for spec in dataclasses.fields(value):
         found: Any = getattr(value, spec.name)

@@ -21,13 +21,14 @@ from .announcements import (
     unpack_hot,
     unpack_info,
     unpack_note,
+    unpack_rows,
 )
 from .bus import BusEntry, Cursor, only_card
 from .hot_prefixes import HotPrefix, merge_hot
 from .leases import Beat, LeaseWatch
 from .redis_client import Client, connect, reporting
 from .redis_listener import Listener
-from .redis_scripts import HEARTBEAT, LEAVE, PUBLISH, SNAPSHOT, WANT
+from .redis_scripts import HEARTBEAT, LEAVE, PUBLISH, RECORDS, SNAPSHOT, WANT
 
 KEEP_S = 60.0
 """How long Redis keeps what nobody renews: a dead replica's stream, a model's card."""
@@ -70,6 +71,7 @@ class RedisEventBus:
         self._written: dict[str, tuple[int, int]] = {}
         self._snapshot_bytes: dict[str, int] = {}
         self._cards: dict[str, ModelCard] = {}
+        self._announced: dict[str, tuple[bytes, ReplicaInfo]] = {}
 
     @property
     def store(self) -> str:
@@ -141,18 +143,14 @@ class RedisEventBus:
             async with self._reporting():
                 client = await self._connected()
                 names = await self._all_names(client)
-                async with client.pipeline(transaction=False) as pipe:
-                    for name in names:
-                        pipe.hmget(self._record(name), "info", "beat", "ttl", "left", "epoch")
-                    rows = cast("list[list[bytes | None]]", await pipe.execute() if names else [])
-                await self._forget(client, [name for name, row in zip(names, rows, strict=True) if not any(row)])
+                rows = await self._records(client, names)
+                await self._forget(client, [name for name, row in rows.items() if not any(row)])
         except ConnectionError:
             self._watch.lost_touch()
             raise
         self._names = names
-        beats = {name: beat for name, row in zip(names, rows, strict=True) if (beat := _beat(name, row))}
-        left = {name for name, row in zip(names, rows, strict=True) if row[3]}
-        return self._watch.judge(beats, left)
+        beats = {name: beat for name, row in rows.items() if (beat := self._beat(name, row))}
+        return self._watch.judge(beats, {name for name, row in rows.items() if row[3]})
 
     async def request_snapshot(self, replica: str) -> None:
         """See ``BusReader``."""
@@ -257,8 +255,30 @@ class RedisEventBus:
     async def _all_names(self, client: Client) -> list[str]:
         return sorted(_text(name) for name in await client.smembers(f"{self._tag}:names"))
 
+    async def _records(self, client: Client, names: list[str]) -> dict[str, list[Any]]:
+        """What each replica's record says: announcement, heartbeats, lease, whether it left, epoch."""
+        if not names:
+            return {}
+        packed = await client.register_script(RECORDS)(keys=[self._record(name) for name in names])
+        return dict(zip(names, unpack_rows(packed), strict=True))
+
+    def _beat(self, name: str, row: list[Any]) -> Beat | None:
+        info, beat, ttl, *_ = row
+        if not (info and beat and ttl):
+            return None
+        known = self._announced.get(name)
+        try:
+            if known is None or known[0] != info:
+                known = self._announced[name] = (info, unpack_info(info))
+            return Beat(known[1], int(beat), int(ttl) / 1000)
+        except ValueError as error:
+            logger.warning("skipping the announcement of %s: %s", name, error)
+            return None
+
     async def _forget(self, client: Client, gone: list[str]) -> None:
         """Whoever lives after all is entered again by its next heartbeat."""
+        for name in gone:
+            self._announced.pop(name, None)
         if gone:
             await client.srem(f"{self._tag}:names", *gone)
 
@@ -294,17 +314,6 @@ class RedisEventBus:
 def _stamp(replica: str, epoch: int) -> list[Any]:
     """What every script of a writer begins with."""
     return [f"{epoch:0{_EPOCH_DIGITS}d}", replica, int(KEEP_S * 1000)]
-
-
-def _beat(name: str, row: list[bytes | None]) -> Beat | None:
-    info, beat, ttl, *_ = row
-    if info is None or beat is None or ttl is None:
-        return None
-    try:
-        return Beat(unpack_info(info), int(beat), int(ttl) / 1000)
-    except ValueError as error:
-        logger.warning("skipping the announcement of %s: %s", name, error)
-        return None
 
 
 def _readable(unpack: Callable[[bytes], Any], row: bytes) -> Any:

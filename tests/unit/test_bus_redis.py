@@ -197,3 +197,24 @@ async def test_a_read_returns_about_as_much_as_it_should(open_bus):
     assert sum(sizes) == 200
     assert sizes[0] == 1
     assert max(sizes) <= 16
+
+
+async def test_a_redis_whose_clock_went_back_loses_no_replica(server, open_bus):
+    bus = open_bus()
+    await bus.heartbeat(replica_info(), 5.0)
+    server.cli("xadd", bus._stream(""), "9999999999999-0", "joined", "a")
+    _, cursor = await read_all(bus, {})
+    server.cli("flushall")
+    await bus.heartbeat(replica_info("b"), 5.0)
+    await bus.publish_snapshot("b", 1, b"s")
+    assert [info.replica for info in await bus.members()] == ["b"]
+    assert (await read_all(bus, cursor))[0] == [("b", b"s")]
+
+
+async def test_hundreds_of_replicas(open_bus):
+    writer, reader = open_bus(), open_bus()
+    for number in range(300):
+        await writer.heartbeat(replica_info(f"r{number}"), 5.0)
+        await writer.publish_snapshot(f"r{number}", 1, f"s{number}".encode())
+    assert len(await reader.members()) == len(await reader.members()) == 300
+    assert len((await read_all(reader, {}))[0]) == 300
