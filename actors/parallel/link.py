@@ -3,12 +3,13 @@
 import hmac
 import logging
 import secrets
+import select
 import selectors
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -46,6 +47,10 @@ class Link:
         self.peer = peer
         self._connection = connection
         self._decoder = FrameDecoder(limit)
+        self._deadline_ms = 1e3 * deadline_s
+        self._news, self._both = select.poll(), select.poll()
+        self._news.register(connection, select.POLLIN)
+        self._both.register(connection, select.POLLIN | select.POLLOUT)
 
     def fileno(self) -> int:
         """For selectors."""
@@ -59,6 +64,30 @@ class Link:
             raise RankLostError(f"{self.peer} takes nothing any more") from None
         except OSError as error:
             raise RankLostError(f"{self.peer} is gone: {error}") from error
+
+    def exchange(self, framed: bytes, receive: Callable[[], None]) -> None:
+        """Send, and ``receive`` what comes while the peer takes nothing: it may wait for that in its turn."""
+        rest = self._send_some(memoryview(framed))
+        while rest:
+            events = self._both.poll(self._deadline_ms)
+            if not events:
+                raise RankLostError(f"{self.peer} takes nothing any more")
+            if events[0][1] & select.POLLIN:
+                receive()
+            rest = self._send_some(rest)
+
+    def _send_some(self, rest: memoryview) -> memoryview:
+        """What is left after the peer took what it could at once."""
+        try:
+            return rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return rest
+        except OSError as error:
+            raise RankLostError(f"{self.peer} is gone: {error}") from error
+
+    def has_news(self, wait_s: float) -> bool:
+        """Whether ``receive`` would return, or raise, at once; waits up to ``wait_s`` for that."""
+        return bool(self._news.poll(1e3 * wait_s))
 
     def receive(self) -> Iterator[bytes]:
         """Wait for bytes; the frames that they complete."""
