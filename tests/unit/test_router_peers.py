@@ -2,16 +2,23 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
+from bus_contract import replica_info
 
-from warmroot.cluster.ids import ReplicaId
+from warmroot.cluster.ids import ReplicaId, RequestId
+from warmroot.cluster.messages import Load
 from warmroot.kv_store.bus import InMemoryBus
 from warmroot.kv_store.hashing import namespace_root, pack_tokens
+from warmroot.kv_store.index import PrefixIndex
+from warmroot.router.core import RoutingCore
 from warmroot.router.peer_exchange import PeerExchange
 from warmroot.router.peers import SILENT_S, PeerLoad, Peers, fingerprint
+from warmroot.router.policy import RoutingRequest, make_policy
 from warmroot.router.policy.base import Prefix
 from warmroot.router.policy.in_flight import LINGER_S, Account, InFlight
+from warmroot.router.policy.rates import ReplicaRates
 
 ROOT = namespace_root("m")
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -187,6 +194,34 @@ async def _until(condition):
             return
         await asyncio.sleep(0.02)
     raise AssertionError("it never came true")
+
+
+class Idle:
+    """A replica that has nothing to do."""
+
+    def __init__(self, name):
+        self.info = replica_info(name)
+        self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
+        self.rates = ReplicaRates(1000.0, 0.01)
+
+
+def test_routers_that_get_one_request_each_do_not_herd():
+    clock = Clock()
+    replicas = [Idle(name) for name in "abcd"]
+    cores = [RoutingCore(PrefixIndex(), make_policy(), clock, name=str(number)) for number in range(16)]
+    for listener in cores:
+        listener.sync(replicas)
+        for talker in cores:
+            listener.peers.hear(talker.peers.word(everything=True))
+    told = Counter()
+    for turn, core in enumerate(cores):
+        tokens = pack_tokens(range(turn * 1000, turn * 1000 + 900))
+        question = RoutingRequest(RequestId(str(turn)), 900, tokens=tokens)
+        told[core.submit(question, lambda ticket: None).replica] += 1
+        word = core.peers.word()
+        for listener in cores:
+            listener.peers.hear(word)
+    assert set(told.values()) == {4}
 
 
 def test_loads_add():
