@@ -29,7 +29,7 @@ class WarmPrefixWeights:
     slot_threshold: float = 0.6
     session_s: float = 0.1
     """What a session may cost more at its home than elsewhere."""
-    tie_s: float = 0.005
+    tie_s: float = 0.001
     """Estimates that are no further apart say nothing: the replica with the fewest requests is taken."""
 
 
