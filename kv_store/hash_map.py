@@ -33,8 +33,11 @@ class HashMap:
         at = _find(bucket, key)
         return None if at < 0 else int.from_bytes(bucket[at + KEY_BYTES : at + _RECORD_BYTES], "little")
 
-    def put(self, keys: bytes, number: int) -> None:
-        """Insert or overwrite: every KEY_BYTES of ``keys`` leads to ``number``."""
+    def put(self, keys: bytes, number: int, *, overwrite: bool = True) -> int:
+        """Insert: every KEY_BYTES of ``keys`` leads to ``number``.
+
+        Returns how many do: without ``overwrite`` it stops at the first that is known.
+        """
         tail, at = number.to_bytes(4, "little"), 0
         buckets, first_round = self._buckets, self._round
         num_buckets, bits = len(buckets), 2 * first_round - 1
@@ -44,18 +47,21 @@ class HashMap:
             if index >= num_buckets:
                 index -= first_round
             key = keys[at : at + KEY_BYTES]
-            at += KEY_BYTES
             bucket = buckets[index]
             found = _find(bucket, key) if key in bucket else -1
+            if found >= 0 and not overwrite:
+                break
+            at += KEY_BYTES
             if found >= 0:
                 buckets[index] = bucket[:found] + key + tail + bucket[found + _RECORD_BYTES :]
                 continue
-            buckets[index] = bucket + key + tail
+            buckets[index] = bucket + (key + tail)
             self._size += 1
             if self._size > num_buckets * _RECORDS_PER_BUCKET:
                 self._split_next()
                 first_round = self._round
                 num_buckets, bits = len(buckets), 2 * first_round - 1
+        return at // KEY_BYTES
 
     def pop(self, key: bytes) -> None:
         """Remove the key if it is there."""

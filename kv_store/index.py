@@ -58,7 +58,7 @@ class Root(Node):
 class _Replica:
     """What the index knows of one replica's stream."""
 
-    __slots__ = ("bit", "epoch", "in_step", "loading", "next_seq", "num_blocks")
+    __slots__ = ("bit", "conflicts", "epoch", "in_step", "loading", "next_seq", "num_blocks")
 
     def __init__(self, bit: int, epoch: int) -> None:
         self.bit = bit
@@ -68,6 +68,7 @@ class _Replica:
         self.loading = False
         """In the middle of a snapshot."""
         self.num_blocks = 0
+        self.conflicts = 0
 
 
 class PrefixIndex:
@@ -91,6 +92,14 @@ class PrefixIndex:
         """Blocks the replica is believed to hold."""
         known = self._replicas.get(replica)
         return known.num_blocks if known else 0
+
+    def conflicts_of(self, replica: ReplicaId) -> int:
+        """Events of this incarnation that were cut short because they contradict what is known.
+
+        Equal tokens with another hash, or a hash with other tokens: the sender is broken, or somebody before it was.
+        """
+        known = self._replicas.get(replica)
+        return known.conflicts if known else 0
 
     def apply(self, batch: KvEventBatch) -> Applied:
         """Take in one batch. After GAP, one that begins with ``CacheCleared`` or a snapshot sets things right.
@@ -168,7 +177,9 @@ class PrefixIndex:
         elif event.tier != DEVICE_TIER:
             return
         elif isinstance(event, BlocksStored):
-            replica.num_blocks += self._store(replica.bit, event)
+            gained, whole = self._store(replica.bit, event)
+            replica.num_blocks += gained
+            replica.conflicts += not whole
         else:
             for block in event.hashes:
                 replica.num_blocks -= self._remove(replica.bit, block[:KEY_BYTES])
@@ -185,22 +196,26 @@ class PrefixIndex:
                 self._settle(node)
         replica.num_blocks = 0
 
-    def _store(self, bit: int, event: BlocksStored) -> int:
-        """Mark a run of blocks as held; returns how many were not before."""
+    def _store(self, bit: int, event: BlocksStored) -> tuple[int, bool]:
+        """Mark a run of blocks as held; returns how many were not before, and whether all are now."""
         step = len(event.token_ids) // len(event.hashes)
         hashes = b"".join([block[:KEY_BYTES] for block in event.hashes])
         node = self._attachment(event.parent, step)
+        if node.parent is not None and node.block_bytes != step:
+            self._settle(node)
+            return 0, False
         at, gained = 0, 0
         while at < len(hashes):
             first = at // KEY_BYTES * step
             child = (node.children or {}).get(event.token_ids[first : first + step])
             if child is None:
-                node = self._grow(node, event.token_ids[first:], hashes[at:], bit)
-                gained += (len(hashes) - at) // KEY_BYTES
+                node, added = self._grow(node, event.token_ids[first:], hashes[at:], bit)
+                gained += added
+                at += added * KEY_BYTES
                 break
             common = common_blocks(child.hashes, 0, hashes, at, KEY_BYTES)
             if not common:
-                break  # equal tokens after equal blocks with another hash: the sender is broken
+                break
             at += common * KEY_BYTES
             held = bool(child.mask & bit)
             if common * KEY_BYTES < len(child.hashes) and not (held and at == len(hashes)):
@@ -210,7 +225,7 @@ class PrefixIndex:
                 gained += common
             node = self._join(node, child)
         self._settle(node)
-        return gained
+        return gained, at == len(hashes)
 
     def _remove(self, bit: int, key: bytes) -> int:
         """Mark one block as no longer held; returns 1 if it was."""
@@ -250,15 +265,24 @@ class PrefixIndex:
         node, at = place
         return self._split(node, at + 1) if (at + 1) * KEY_BYTES < len(node.hashes) else node
 
-    def _grow(self, node: Node, tokens: bytes, hashes: bytes, bit: int) -> Node:
-        """Add blocks below ``node`` that nobody held; returns the node they are in."""
-        if node.parent is not None and not node.children and node.mask == bit:
+    def _grow(self, node: Node, tokens: bytes, hashes: bytes, bit: int) -> tuple[Node, int]:
+        """Add blocks below ``node`` that nobody held, up to one that is elsewhere; returns where, and how many."""
+        extends = node.parent is not None and not node.children and node.mask == bit
+        added = self._where.put(hashes, node.number if extends else self._next_number, overwrite=False)
+        if not added:
+            return node, 0
+        size = len(tokens) * KEY_BYTES // len(hashes) * added
+        tokens, hashes = tokens[:size], hashes[: added * KEY_BYTES]
+        if extends:
             node.tokens += tokens
             node.hashes += hashes
         else:
             node = self._add(node, tokens, hashes, bit)
-        self._where.put(hashes, node.number)
-        return node
+        return node, added
+
+    @property
+    def _next_number(self) -> int:
+        return self._free_numbers[-1] if self._free_numbers else len(self._nodes)
 
     def _add(self, parent: Node, tokens: bytes, hashes: bytes, mask: int) -> Node:
         if self._free_numbers:
@@ -318,7 +342,7 @@ class PrefixIndex:
                 del self._roots[node.key]
             return
         child = _only_child(node)
-        if child is not None:
+        if child is not None and child.mask == node.mask:
             node = self._join(node, child)
         self._join(_parent_of(node), node)
 

@@ -157,7 +157,8 @@ def request_of(pending_request: PendingRequest | None) -> RoutingRequest:
     """What decides where a call goes; without a prompt when it has none or it is not what it should be."""
     if pending_request is None:
         return RoutingRequest(RequestId(""), 0)
-    request_id = RequestId(pending_request.metadata.internal_request_id)
+    metadata = pending_request.metadata
+    request_id, session = RequestId(metadata.internal_request_id), str(getattr(metadata, "session_id", ""))
     for argument in [*pending_request.args, *pending_request.kwargs.values()]:
         token_ids = _field(argument, "prompt_token_ids")
         if token_ids is not None:
@@ -165,8 +166,8 @@ def request_of(pending_request: PendingRequest | None) -> RoutingRequest:
                 tokens, salt = pack_tokens(token_ids), str(_field(argument, "cache_salt") or "")
             except (TypeError, OverflowError):
                 break  # the replica will refuse it; any replica can
-            return RoutingRequest(request_id, len(tokens) // TOKEN_BYTES, tokens=tokens, salt=salt)
-    return RoutingRequest(request_id, 0)
+            return RoutingRequest(request_id, len(tokens) // TOKEN_BYTES, session, tokens, salt)
+    return RoutingRequest(request_id, 0, session)
 
 
 def _field(argument: Any, name: str) -> Any:

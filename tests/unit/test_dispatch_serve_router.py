@@ -16,7 +16,7 @@ from warmroot.cluster.messages import ReplicaInfo
 from warmroot.kv_store.bus import InMemoryBus
 from warmroot.kv_store.events import BlocksStored, CacheCleared, KvEventBatch, encode
 from warmroot.kv_store.hashing import chain, namespace_root, pack_tokens
-from warmroot.router.serve_router import WarmrootRequestRouter
+from warmroot.router.serve_router import WarmrootRequestRouter, request_of
 
 ROOT = namespace_root("m")
 LONG = list(range(512))
@@ -177,3 +177,9 @@ async def test_replicas_that_left_the_bus_are_forgotten(make, bus):
     while ReplicaId("b") in router._known:
         await asyncio.sleep(0.002)
     assert router._index.blocks_of(ReplicaId("b")) == 0
+
+
+async def test_a_session_of_the_handle_is_the_routers_session():
+    metadata = SimpleNamespace(internal_request_id="r", session_id="s")
+    for argument in ({"prompt_token_ids": [1, 2]}, {}):
+        assert request_of(PendingRequest([argument], {}, metadata)).session == "s"

@@ -268,3 +268,114 @@ def test_hash_map_agrees_with_a_dict_while_it_grows_and_shrinks():
     assert len(ours) == len(theirs)
     assert all(ours.get(key) == number for key, number in theirs.items())
     assert ours.get(b"\xff" * 8) is None
+
+
+def test_equal_tokens_with_another_hash_are_counted_and_left_out():
+    index, a, b = PrefixIndex(), Replica("a"), Replica("b")
+    index.apply(a.batch(stored(ROOTS[0], [1, 2, 3, 4])))
+    fake = BlocksStored(ROOTS[0], (BlockHash(b"x" * 16), BlockHash(b"y" * 16)), pack_tokens([1, 2, 3, 4]))
+    index.apply(b.batch(fake))
+    assert match(index, [1, 2, 3, 4]) == {"a": 4}
+    assert (index.conflicts_of("a"), index.conflicts_of("b"), index.blocks_of("b")) == (0, 1, 0)
+    check(index)
+
+
+def test_a_hash_with_other_tokens_takes_nothing_from_who_had_it():
+    index, a, b = PrefixIndex(), Replica("a"), Replica("b")
+    tokens = [1, 2, 3, 4, 5, 6]
+    hashes = chain(ROOTS[0], tokens, BLOCK)
+    index.apply(a.batch(stored(ROOTS[0], tokens)))
+    own = chain(ROOTS[0], [9, 9], BLOCK)[0]
+    index.apply(b.batch(BlocksStored(ROOTS[0], (own, hashes[1], hashes[2]), pack_tokens([9, 9, 8, 8, 7, 7]))))
+    check(index)
+    assert (index.conflicts_of("b"), index.blocks_of("b")) == (1, 1)
+    assert match(index, [9, 9, 8, 8]) == {"b": 2}
+    index.apply(b.batch(BlocksRemoved((hashes[1],))))
+    assert match(index, tokens) == {"a": 6}
+    index.apply(a.batch(BlocksRemoved((hashes[2], hashes[1]))))
+    assert match(index, tokens) == {"a": 2}
+    check(index)
+
+
+def test_a_run_that_names_a_block_twice_ends_there():
+    index, a = PrefixIndex(), Replica("a")
+    one, two = chain(ROOTS[0], [1, 2, 3, 4], BLOCK)
+    index.apply(a.batch(BlocksStored(ROOTS[0], (one, two, one), pack_tokens([1, 2, 3, 4, 5, 6]))))
+    assert (match(index, [1, 2, 3, 4, 5, 6]), index.conflicts_of("a")) == ({"a": 4}, 1)
+    check(index)
+    index.apply(a.batch(BlocksStored(two, (one,), pack_tokens([7, 7]))))
+    assert index.conflicts_of("a") == 2
+    check(index)
+
+
+def test_blocks_of_another_size_cannot_follow():
+    index, a, b = PrefixIndex(), Replica("a"), Replica("b")
+    index.apply(a.batch(stored(ROOTS[0], [1, 2, 3, 4])))
+    parent = chain(ROOTS[0], [1, 2, 3, 4], BLOCK)[1]
+    for replica in (a, b):
+        index.apply(replica.batch(BlocksStored(parent, (BlockHash(b"z" * 16),), pack_tokens([5, 6, 7]))))
+    assert (index.num_blocks, index.conflicts_of("a"), index.conflicts_of("b")) == (2, 1, 1)
+    check(index)
+
+
+def test_a_stranger_whose_hashes_are_all_known_leaves_no_root_behind():
+    index, a, b = PrefixIndex(), Replica("a"), Replica("b")
+    index.apply(a.batch(stored(ROOTS[0], [1, 2])))
+    index.apply(b.batch(BlocksStored(ROOTS[1], tuple(chain(ROOTS[0], [1, 2], BLOCK)), pack_tokens([8, 8]))))
+    assert (len(index._roots), index.conflicts_of("b")) == (1, 1)
+    check(index)
+
+
+hashes_of_few = st.lists(st.integers(0, 5).map(lambda n: BlockHash(bytes([n]) * 16)), min_size=1, max_size=4)
+poison = st.one_of(
+    st.builds(
+        lambda parent, hashes, tokens, size: BlocksStored(
+            parent, tuple(hashes), pack_tokens((tokens * 8)[: len(hashes) * size])
+        ),
+        st.sampled_from(ROOTS) | st.integers(0, 5).map(lambda n: BlockHash(bytes([n]) * 16)),
+        hashes_of_few,
+        st.lists(st.integers(0, 1), min_size=1, max_size=4),
+        st.integers(1, 2),
+    ),
+    st.builds(lambda hashes: BlocksRemoved(tuple(hashes)), hashes_of_few),
+    st.just(CacheCleared()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), poison), max_size=25))
+def test_no_nonsense_breaks_the_tree(script):
+    index, replicas = PrefixIndex(), [Replica(name) for name in "abc"]
+    for who, event in script:
+        assert index.apply(replicas[who].batch(event)) is Applied.APPLIED
+        check(index)
+    for replica in replicas:
+        index.drop(replica.name)
+    assert (index.num_blocks, index._roots, index.slots.names) == (0, {}, [None] * len(index.slots.names))
+
+
+incarnations = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3), prompts, st.booleans()), max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(incarnations, prompts)
+def test_epochs_that_come_interleaved_leave_only_the_newest(script, question):
+    index, hashes = PrefixIndex(), chain(ROOTS[0], question, BLOCK)
+    speakers = {(name, epoch): Replica(name, epoch) for name in "ab" for epoch in (1, 2, 3)}
+    newest, held = {}, {}
+    for who, epoch, tokens, whole in script:
+        name, blocks = "ab"[who], chain(ROOTS[0], tokens, BLOCK)
+        events = ([CacheCleared()] if whole else []) + ([stored(ROOTS[0], tokens)] if blocks else [])
+        applied = index.apply(speakers[name, epoch].batch(*events))
+        if epoch < newest.get(name, 0):
+            assert applied is Applied.STALE
+            continue
+        if whole or epoch > newest.get(name, 0):
+            held[name] = set()
+        newest[name] = epoch
+        held[name].update(blocks)
+        check(index)
+    count = {
+        name: next((n for n, key in enumerate(hashes) if key not in mine), len(hashes)) for name, mine in held.items()
+    }
+    assert match(index, question) == {name: n * BLOCK for name, n in count.items() if n}
