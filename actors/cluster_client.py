@@ -35,13 +35,20 @@ class ClusterClient:
 
     @classmethod
     async def connect(
-        cls, bus: ClusterBus, model: str | None = None, *, timeout_s: float = 3600.0, record_trace: str | None = None
+        cls,
+        bus: ClusterBus,
+        model: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_s: float = 3600.0,
+        record_trace: str | None = None,
     ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
 
+        With ``token``, words of an earlier run of the cluster, which had another, are passed over.
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
-        card = await _card(bus, model, timeout_s)
+        card = await _card(bus, model, token, timeout_s)
         membership = Membership(bus, card.token)
         late = LateBinding(backlog_s=card.late_binding_backlog)
         dispatcher = Dispatcher(membership, make_policy(card.routing_policy), late=late)
@@ -67,7 +74,7 @@ class ClusterClient:
         await self._bus.close()
 
 
-async def _card(bus: ClusterBus, model: str | None, timeout_s: float) -> ModelCard:
+async def _card(bus: ClusterBus, model: str | None, token: str | None, timeout_s: float) -> ModelCard:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     reason = ""
@@ -76,7 +83,7 @@ async def _card(bus: ClusterBus, model: str | None, timeout_s: float) -> ModelCa
             card = await bus.card(model)
         except ConnectionError as error:
             card, reason = None, f": {error}"
-        if card is not None:
+        if card is not None and token in (None, card.token):
             return card
         await asyncio.sleep(CARD_POLL_S)
     raise ReplicaUnavailableError(f"no replica of {model or 'a single model'} came up in {timeout_s:g} s{reason}")

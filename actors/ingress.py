@@ -14,10 +14,15 @@ from .embedded_bus import open_bus
 class Ingress:
     """Serves the OpenAI API for one model over the cluster's replicas."""
 
-    async def __init__(self, config: WarmrootConfig, _replicas: DeploymentHandle) -> None:
-        """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it."""
+    async def __init__(self, config: WarmrootConfig, _replicas: DeploymentHandle, token: str) -> None:
+        """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it.
+
+        ``token`` is the secret of their channels.
+        """
         self._config = config
-        self._client = await ClusterClient.connect(open_bus(config), record_trace=config.routing.record_trace)
+        self._client = await ClusterClient.connect(
+            open_bus(config), token=token, record_trace=config.routing.record_trace
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve once the constructor is through."""

@@ -52,7 +52,8 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
     deploy = config.deploy.model_copy(update={"threads_per_replica": threads})
     config = config.model_copy(update={"deploy": deploy})
     channel_host = "127.0.0.1" if single_node else None
-    return ingress.bind(config, replicas.bind(config, secrets.token_hex(16), channel_host))
+    token = secrets.token_hex(16)
+    return ingress.bind(config, replicas.bind(config, token, channel_host), token)
 
 
 def _deployment(body: Any, **options: Any) -> serve.Deployment:

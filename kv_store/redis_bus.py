@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
@@ -105,8 +106,9 @@ class RedisEventBus:
             [*_stamp(info.replica, info.epoch), pack_info(info), int(ttl_s * 1000)],
         )
         if wants >= 2:
-            for card in self._cards.values():
-                await self.put_card(card)
+            with suppress(ConnectionError):  # the heart has beaten; the next beat tries again
+                for card in self._cards.values():
+                    await self.put_card(card)
         return wants in (1, 3)
 
     async def leave(self, replica: str, epoch: int) -> None:
