@@ -1,5 +1,6 @@
 """The decoder of every model family: what differs between them is data in ``ModelSpec``."""
 
+from copy import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -97,7 +98,15 @@ class Decoder:
         self.norm = builder.norm(FINAL_NORM) if own.has_head else None
         self.head = linears.linear(OUTPUT) if own.has_head else None
         self._join = LogitGather(spec.vocab_size, group)
+        self._group = group
         self._fused = FusedStep.of(spec, self.layers, self.rotary, group)
+
+    def first_layers(self, count: int) -> "Decoder":
+        """A decoder that shares these weights and leaves out all layers but the first ``count``."""
+        short = copy(self)
+        short.layers = self.layers[:count]
+        short._fused = FusedStep.of(self.spec, short.layers, self.rotary, self._group)
+        return short
 
     @property
     def sparse_mlps(self) -> dict[int, MoeMLP]:

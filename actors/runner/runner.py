@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from .batch import Batch, apply_diff, only_decodes, pack
 from .choice import choice_for
 from .cuda_graphs import CudaRecorder, DecodeGraphs, graph_sizes
 from .decode import DecodeBatch, EagerDecodes
+from .drafting import Drafter
 from .logprobs import logprobs
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
@@ -53,11 +55,14 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...] | None = None,
         max_num_seqs: int = 256,
         forward: Forward | None = None,
+        make_drafter: Callable[[KvMemory], Drafter] | None = None,
+        acceptance_threshold: float | None = None,
     ) -> None:
         """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's.
 
         Steps of up to ``max_num_seqs`` decodes are recorded where the device can do that. ``forward`` is that of a
-        pipeline stage around the decoder, and ``layout`` that of the stage's layers.
+        pipeline stage around the decoder, and ``layout`` that of the stage's layers. ``make_drafter`` gets the KV
+        pages; ``acceptance_threshold`` is that of a ``VerifyingChoice``.
         """
         spec = decoder.spec
         self.decoder = decoder
@@ -71,7 +76,8 @@ class ModelRunner:
         )
         choice = choice_for(decoder.device)
         self._sampler = Sampler(self.eos_token_ids, choice)
-        self._verifying = VerifyingChoice(choice)
+        self._verifying = VerifyingChoice(choice, acceptance_threshold)
+        self._drafter = None if make_drafter is None else make_drafter(self._kv)
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
         # What reads lengths or counts on the host (torch's attention, experts), or hops, no recording can repeat.
@@ -105,9 +111,18 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> list[SequenceResult]:
         apply_diff(self._sequences, plan)
         self._kv.copy_blocks(plan.copies)
+        if self._drafter is not None:
+            self._drafter.begin(self._sequences, plan)
         if not plan.sequences:
             return []
-        return self._decode(plan) if only_decodes(plan) else self._mixed(plan)
+        results = self._decode(plan) if only_decodes(plan) else self._mixed(plan)
+        return results if self._drafter is None else self._with_drafts(plan, results, self._drafter)
+
+    def _with_drafts(self, plan: StepPlan, results: list[SequenceResult], drafter: Drafter) -> list[SequenceResult]:
+        drafts = drafter.draft(self._sequences, plan)
+        if not drafts:
+            return results
+        return [replace(result, draft_token_ids=drafts.get(result.request_id, ())) for result in results]
 
     def _decode(self, plan: StepPlan) -> list[SequenceResult]:
         """Every sequence computes one token and samples the next."""

@@ -11,9 +11,12 @@ from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.models.loader import load_model
 from warmroot.actors.runner.choice import choice_for, draw_weights
+from warmroot.actors.runner.draft_layers import DraftModel, LayerSkip
+from warmroot.actors.runner.drafting import Drafter
 from warmroot.actors.runner.draw import Stream, draw, uniform
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.actors.runner.verify import DraftedRow, VerifyingChoice, num_accepted
+from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.ids import RequestId
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.messages import GenerateRequest, TokenDelta
@@ -59,8 +62,20 @@ def decoder(tmp_path_factory):
     return load_model(folder, dtype="float32", device=CPU)
 
 
-def make_engine(decoder, speculation: SpeculativeConfig | None, *, num_blocks: int = 200, **options) -> Engine:
-    runner = ModelRunner(decoder, KvLayout.of(decoder.spec.layer_windows, 4), num_blocks)
+def make_engine(
+    decoder, speculation: SpeculativeConfig | None, *, draft=None, num_blocks: int = 200, **options
+) -> Engine:
+    layout = KvLayout.of(decoder.spec.layer_windows, 4)
+
+    def make_drafter(kv):
+        if isinstance(draft, int):
+            layers = LayerSkip(decoder, kv, draft)
+        else:
+            layers = DraftModel(draft, decoder.spec, layout, num_blocks, torch.float32)
+        coupled = speculation.verification == "coupled"
+        return Drafter(layers, choice_for(CPU), decoder.spec.eos_token_ids, 4, coupled=coupled)
+
+    runner = ModelRunner(decoder, layout, num_blocks, make_drafter=None if draft is None else make_drafter)
     options = {"max_num_seqs": 8, "eos_token_ids": runner.eos_token_ids, "speculation": speculation} | options
     return Engine(runner, EngineConfig(max_model_len=200, **options), time.monotonic, namespace_root("test"))
 
@@ -109,6 +124,97 @@ def test_whatever_is_asked_for_drafts_change_nothing(decoder, options):
     for one, other in zip(ours, theirs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
         assert (one.rank, [token for token, _ in one.top]) == (other.rank, [token for token, _ in other.top])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_blocks": 41}, {"max_num_batched_tokens": 20}, {"enable_prefix_caching": False}]
+)
+@pytest.mark.parametrize("draft", ["layers", "itself"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_drafting_layers_change_nothing(decoder, draft, options, adaptive):
+    plain = run(make_engine(decoder, None, **options))
+    config = SpeculativeConfig(method="layer_skip", verification="coupled", adaptive=adaptive, num_speculative_tokens=3)
+    engine = make_engine(decoder, config, draft=2 if draft == "layers" else decoder, **options)
+    for _ in range(2):  # the second time prefixes are cached
+        found = run(engine)
+        assert {name: tokens(deltas) for name, deltas in found.items()} == {
+            name: tokens(deltas) for name, deltas in plain.items()
+        }
+    assert engine.cache.pool.num_used == 0
+    counts = engine.speculator.counts
+    if draft == "itself" and not adaptive:
+        # A model's own guesses, with the same draws, are always right: its pages are filled as they should be.
+        assert counts.drafts > 50 and counts.accepted_tokens == counts.draft_tokens
+
+
+def test_guesses_after_others_filled_the_prefix(decoder):
+    """A drafting model fills pages that another request without drafts has left in the cache."""
+    config = SpeculativeConfig(method="layer_skip", verification="coupled", adaptive=False)
+    engine = make_engine(decoder, config, draft=decoder)
+    run(engine, speculative=False)
+    assert engine.speculator.counts.drafts == 0
+    run(engine)
+    counts = engine.speculator.counts
+    assert counts.accepted_tokens == counts.draft_tokens > 100
+
+
+def test_sampling_with_rejected_guesses_is_distributed_as_without(decoder):
+    """Second and third token of many requests, against the model's own probabilities."""
+    config = SpeculativeConfig(method="layer_skip", adaptive=False, num_speculative_tokens=2)
+    options = {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "num_blocks": 1500}
+    engine = make_engine(decoder, config, draft=2, **options)
+    params = {"temperature": 1.5, "top_k": 4, "max_tokens": 4, "logit_bias": {7: 1.0}, "ignore_eos": True}
+    seen: dict[tuple[int, ...], int] = {}
+    count = 6000
+    outputs: dict[str, list[int]] = {}
+    for seed in range(count):
+        request_id = RequestId(f"r{seed}")
+        engine.add(
+            GenerateRequest(request_id=request_id, prompt_token_ids=PROMPT, params=SamplingParams(seed=seed, **params))
+        )
+        while engine.has_work and (seed % 200 == 199):
+            for delta in engine.step():
+                outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+    for output in outputs.values():
+        seen[tuple(output[:3])] = seen.get(tuple(output[:3]), 0) + 1
+    counts = engine.speculator.counts
+    assert len(outputs) == count and 0 < counts.accepted_tokens < counts.draft_tokens
+    expected = exact_distribution(decoder, PROMPT, 3, SamplingParams(**params))
+    assert set(seen) <= set(expected)
+    likely = {run: p * count for run, p in expected.items() if p * count >= 5}
+    statistic = sum((seen.get(run, 0) - wanted) ** 2 / wanted for run, wanted in likely.items())
+    # Sixty degrees of freedom: a statistic above 1.66 of each comes once in a thousand times.
+    assert len(likely) > 20 and statistic / (len(likely) - 1) < 1.66
+
+
+def exact_distribution(decoder, prompt: list[int], length: int, params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of every run of tokens, by the plain runner's log-probabilities."""
+    found = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for run, p in found.items():
+            weights = next_weights(decoder, prompt + list(run), params)
+            longer |= {(*run, token): p * float(weights[token]) for token in weights.nonzero().flatten().tolist()}
+        found = longer
+    return found
+
+
+def next_weights(decoder, token_ids: list[int], params: SamplingParams) -> torch.Tensor:
+    engine = make_engine(decoder, None)
+    ask = SamplingParams(max_tokens=1, logprobs=20, temperature=0.0)
+    engine.add(GenerateRequest(request_id=RequestId("ask"), prompt_token_ids=token_ids, params=ask))
+    (delta,) = engine.step()
+    logits = torch.full((1, decoder.spec.vocab_size), -50.0)
+    for token, value in delta.logprobs[0].top:
+        logits[0, token] = value + params.logit_bias.get(token, 0.0)
+    row = DraftedRow(params, 0, 0, np.zeros(1, np.int32))
+    weights = draw_weights(logits, [row])[0]
+    return weights / weights.sum()
+
+
+def test_layers_that_cannot_draft(decoder):
+    with pytest.raises(ConfigError, match="num_layers must be less than the model's 3, got 3"):
+        LayerSkip(decoder, None, 3)
 
 
 def test_a_draft_stands_up_to_its_first_error():
