@@ -79,7 +79,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def tell(event: str, **details: object) -> None:
-    print(json.dumps({"event": event, "at": time.time(), **details}), flush=True)
+    # A line of its own, whatever Ray is writing from another thread.
+    sys.stdout.write("\n" + json.dumps({"event": event, "at": time.time(), **details}) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
