@@ -114,5 +114,6 @@ def connect(model: str | None = None, *, address: str | None = None, timeout_s: 
     try:
         return Handle(loop, loop.run(ClusterClient.connect(bus, model, timeout_s=timeout_s)))
     except ReplicaUnavailableError:
+        loop.run(bus.close())
         loop.close()
         raise

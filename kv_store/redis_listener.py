@@ -14,6 +14,8 @@ class Listener:
     def __init__(self, address: RedisAddress, channel: str) -> None:
         self.channel = channel
         self._address = address
+        self._node: Client | None = None
+        """A connection of its own, where the client has many nodes."""
         self._subscription: Any = None
 
     async def hear(self, client: Client, timeout_s: float) -> list[bytes]:
@@ -37,8 +39,13 @@ class Listener:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.aclose()
+        node, self._node = self._node, None
+        if node is not None:
+            await node.aclose()
 
     async def _subscribe(self, client: Client) -> Any:
-        self._subscription = node_of(client, self._address, self.channel).pubsub(ignore_subscribe_messages=True)
+        node = node_of(client, self._address, self.channel)
+        self._node = None if node is client else node
+        self._subscription = node.pubsub(ignore_subscribe_messages=True)
         await self._subscription.subscribe(self.channel)
         return self._subscription

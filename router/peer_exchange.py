@@ -11,6 +11,7 @@ from .peers import Peers
 BEAT_S = 1.0
 """Every router is heard this often, whether it has news or not."""
 GATHER_S = 0.005
+"""News gather for this long, or for ten times what telling takes, so that it stays a small part of the work."""
 RETRY_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -48,13 +49,15 @@ class PeerExchange:
             everything = loop.time() >= due
             due = loop.time() + BEAT_S if everything else due
             self._news.clear()
+            began = loop.time()
             await self._safely(self._bus.share(self._peers.word(everything=everything)))
+            took = loop.time() - began
             self._peers.expire()
             try:
                 await asyncio.wait_for(self._news.wait(), max(0.0, due - loop.time()))
             except asyncio.TimeoutError:
                 continue
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(min(max(GATHER_S, 10 * took), BEAT_S / 2))
 
     async def _hear_forever(self) -> None:
         heard = FROM_NOW
