@@ -80,7 +80,7 @@ class Ticket:
     """That replica."""
     tried: set[ReplicaId] = field(default_factory=set[ReplicaId])
     idle: bool = False
-    """The replica had nothing else to do when the request was bound."""
+    """The replica had nothing else to prefill when the request was bound."""
     first_at: float = 0.0
     preferred: ReplicaId | None = None
     """While it waits: the replica that was best for it when it was last looked at."""
@@ -300,7 +300,7 @@ class RoutingCore:
 
     def _bind(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> None:
         place = ranking.place
-        ticket.idle = not candidates.occupancy[place]
+        ticket.idle = not candidates.backlog_s[place]
         if ticket.decision is not None:
             self.decisions.append(ticket.decision)
         self._reserve(ticket, candidates.names[place], int(candidates.cached_tokens[place]))

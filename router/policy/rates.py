@@ -46,7 +46,7 @@ class ReplicaRates:
         return self.fixed_s + uncached_tokens * self.token_s
 
     def observe_prefill(self, uncached_tokens: int, seconds: float) -> None:
-        """A request had its first token after ``seconds`` on a replica that had nothing else to do."""
+        """A request had its first token after ``seconds`` on a replica that had nothing else to prefill."""
         if uncached_tokens < MIN_SAMPLE_TOKENS or not (math.isfinite(seconds) and seconds > 0):
             return
         expected = self.prefill_s(uncached_tokens)
