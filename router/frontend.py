@@ -138,16 +138,16 @@ class Frontend:
     ) -> AsyncGenerator[OutputDelta, None]:
         packed = packed_prompt(prompt, self.vocab_size)
         check_params(params, self.vocab_size)
-        single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len)
-        stops = StopStrings(params.stop) if params.stop else None
         seed = self._new_seed() if params.seed is None else params.seed
+        single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len, seed)
+        stops = StopStrings(params.stop) if params.stop else None
         request_id = request_id or self._new_id()
         choices: list[AsyncGenerator[OutputDelta, None]] = []
         for index in range(params.n):
             request = GenerateRequest(
                 request_id=RequestId(f"{request_id}/{index}" if index else request_id),
                 prompt_token_ids=prompt,
-                params=replace(single, seed=_shifted(seed, index)),
+                params=replace(single, seed=_shifted(seed, index)) if index else single,
                 priority=priority,
                 cache_salt=cache_salt,
                 arrival=self._clock(),

@@ -37,8 +37,10 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     _check_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
 
 
-def engine_params(params: SamplingParams, tokenizer: Tokenizer, num_prompt: int, max_model_len: int) -> SamplingParams:
-    """The parameters of each single sequence: ``max_tokens`` is set, and text is none of the engine's business.
+def engine_params(
+    params: SamplingParams, tokenizer: Tokenizer, num_prompt: int, max_model_len: int, seed: int
+) -> SamplingParams:
+    """The parameters of a single sequence: ``max_tokens`` is set, and text is none of the engine's business.
 
     Raises ContextTooLongError when prompt and output do not fit.
     """
@@ -48,6 +50,7 @@ def engine_params(params: SamplingParams, tokenizer: Tokenizer, num_prompt: int,
         bad_words=(),
         bad_words_token_ids=params.bad_words_token_ids + _bad_words(params.bad_words, tokenizer),
         stop=(),
+        seed=seed,
         n=1,
         best_of=None,
     )

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from array import array
 
 import pytest
 
@@ -54,3 +55,20 @@ def test_a_tenant_is_salted_from_the_plain_root():
     root = namespace_root("m")
     assert salted(root, "") == root
     assert salted(root, "tenant") == namespace_root("m", salt="tenant") != root
+
+
+@pytest.mark.parametrize("ids", [[], [0, 1, 2**31 - 1, -(2**31)], list(range(5000)), [True]])
+def test_all_sequences_pack_alike(ids):
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    assert pack_tokens(ids) == pack_tokens(tuple(ids)) == pack_tokens(array("i", ids)) == packed.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [([2**31], OverflowError), ([-(2**31) - 1], OverflowError), ([1.5], TypeError), ("ab", TypeError), (5, TypeError)],
+)
+def test_what_is_no_id_is_not_packed(ids, error):
+    with pytest.raises(error):
+        pack_tokens(ids)
