@@ -79,6 +79,7 @@ class EngineHost:
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
             eos_token_ids=self.model.spec.eos_token_ids,
             vocab_size=self.model.spec.vocab_size,
+            speculation=self.config.speculation.speculative_config,
         )
         return self.model.start(settings, self.namespace, on_deltas, on_events, on_failure)
 

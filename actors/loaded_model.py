@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.config import WarmrootConfig
+from ..cluster.errors import ConfigError
 from ..cluster.ids import BlockHash
 from ..cluster.kv_formats import kv_format
 from ..cluster.messages import RankInfo
@@ -17,6 +18,7 @@ from .engine.executor import Executor
 from .engine.joint import JointEngine, start_engines
 from .local_engine import DeltaSink, EventSink, FailureSink, LocalEngine
 from .models.available import kernels_on
+from .models.source import resolve_model
 from .models.weights import Progress
 from .parallel.gang import Crew, GangExecutor, start_gang
 from .parallel.gang_config import GangConfig
@@ -45,6 +47,7 @@ class LoadedModel:
         """In this process, or in a crew where there are several ranks. Raises ModelLoadError, ConfigError."""
         if config.parallel.topology().world_size == 1:
             return cls._in_process(config, path, progress)
+        _check_drafts(config)
         return cls._in_gang(gang_config(config, path), start_crew, progress)
 
     @classmethod
@@ -58,6 +61,8 @@ class LoadedModel:
             max_model_len=config.model.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
             progress=progress,
+            speculation=config.speculation.speculative_config,
+            draft_path=_draft_path(config),
         )
         decoder = runner.decoder
         return cls(
@@ -115,6 +120,21 @@ class LoadedModel:
         local = LocalEngine(engine, executor, on_deltas, on_events, on_failure)
         executor.lost.add_done_callback(lambda lost: local.fail(lost.result().message))
         return local
+
+
+def _draft_path(config: WarmrootConfig) -> Path | None:
+    speculation = config.speculation.speculative_config
+    return None if speculation is None or speculation.model is None else resolve_model(speculation.model, None)
+
+
+def _check_drafts(config: WarmrootConfig) -> None:
+    speculation = config.speculation.speculative_config
+    if speculation is not None and (speculation.drafts_on_ranks or speculation.acceptance_threshold is not None):
+        asked = speculation.method if speculation.drafts_on_ranks else "acceptance_threshold"
+        raise ConfigError(
+            f"speculative_config: {asked} is not supported for a model that is cut over several ranks; ngram is",
+            param="speculative_config",
+        )
 
 
 def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:

@@ -14,6 +14,7 @@ from .config_errors import explain_invalid, unknown_key
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
 from .sizes import parse_size
+from .speculative_config import SpeculativeConfig, read_speculative_config
 from .topology import Topology
 
 
@@ -175,6 +176,13 @@ class SchedulerConfig(Section):
         return None
 
 
+class SpeculationConfig(Section):
+    """Tokens drafted ahead of the model."""
+
+    speculative_config: Annotated[SpeculativeConfig, BeforeValidator(read_speculative_config)] | None = None
+    """Speculative decoding, as '{"method": "ngram", "num_speculative_tokens": 4}' or a mapping. Default: off."""
+
+
 class RoutingConfig(Section):
     """How a request finds its replica."""
 
@@ -281,6 +289,7 @@ class WarmrootConfig(Section):
     parallel: ParallelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
+    speculation: SpeculationConfig
     routing: RoutingConfig
     server: ServerConfig
     deploy: DeployConfig
@@ -290,6 +299,7 @@ class WarmrootConfig(Section):
         "parallel": ParallelConfig,
         "cache": CacheConfig,
         "scheduler": SchedulerConfig,
+        "speculation": SpeculationConfig,
         "routing": RoutingConfig,
         "server": ServerConfig,
         "deploy": DeployConfig,

@@ -87,6 +87,11 @@ class Load:
     """Blocks that running requests hold; cached blocks that nobody holds are free."""
     kv_total_blocks: int = 1
     max_num_seqs: int = 1
+    num_drafts: int = 0
+    """Drafts verified since the start, one for each sequence in a step that had some."""
+    num_draft_tokens: int = 0
+    accepted_by_place: tuple[int, ...] = ()
+    """How often a draft's first, second … token was accepted."""
 
     @property
     def kv_usage(self) -> float:

@@ -1,8 +1,11 @@
 """How tokens are drafted ahead of the model, and when a draft counts as good."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .config_errors import explain_invalid, unknown_key
 
 MethodName = Literal["ngram", "draft_model", "layer_skip"]
 VerificationName = Literal["rejection", "coupled"]
@@ -55,3 +58,30 @@ class SpeculativeConfig(BaseModel):
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min must not exceed prompt_lookup_max")
         return self
+
+
+def read_speculative_config(value: Any) -> Any:
+    """From a mapping, or a text with one in JSON or YAML; anything else is returned as it is. Raises ValueError."""
+    if isinstance(value, str):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"neither JSON nor YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(value, dict):
+        return value  # pyright: ignore[reportUnknownVariableType]
+    try:
+        return SpeculativeConfig.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(_explained(error)) from None
+
+
+def _explained(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return first["msg"].removeprefix("Value error, ")
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return unknown_key(key, key, SpeculativeConfig.model_fields)
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    return ": ".join(explain_invalid(error, secret=frozenset()))

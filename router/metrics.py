@@ -109,6 +109,7 @@ class ClusterCollector(Collector):
         yield from _replica_gauges(replicas)
         yield _cache_config(replicas)
         yield _ready_replicas(replicas)
+        yield from _speculation(replicas)
         yield from self._routing()
         yield from self._store()
 
@@ -153,6 +154,25 @@ def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily
         waiting.add_metric(labels, replica.load.waiting)
         usage.add_metric(labels, replica.load.kv_usage)
     return [running, waiting, usage]
+
+
+def _speculation(replicas: Iterable[ReplicaStatus]) -> list[CounterMetricFamily]:
+    drafts = _count("num_drafts", "Drafts that were verified")
+    drafted = _count("num_draft_tokens", "Tokens that were drafted")
+    accepted = _count("num_accepted_tokens", "Drafted tokens that were accepted")
+    by_place = _count("num_accepted_tokens_per_pos", "Drafted tokens that were accepted, by place", "position")
+    for replica in replicas:
+        load, labels = replica.load, (replica.info.model, replica.info.replica)
+        drafts.add_metric(labels, load.num_drafts)
+        drafted.add_metric(labels, load.num_draft_tokens)
+        accepted.add_metric(labels, sum(load.accepted_by_place))
+        for place, count in enumerate(load.accepted_by_place):
+            by_place.add_metric((*labels, str(place)), count)
+    return [drafts, drafted, accepted, by_place]
+
+
+def _count(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=(*LABELS, *labels))
 
 
 def _cache_config(replicas: Iterable[ReplicaStatus]) -> GaugeMetricFamily:

@@ -318,11 +318,14 @@ def _load_to_wire(load: Load) -> list[int]:
         load.kv_used_blocks,
         load.kv_total_blocks,
         load.max_num_seqs,
+        *((load.num_drafts, load.num_draft_tokens, *load.accepted_by_place) if load.num_drafts else ()),
     ]
 
 
 def _load_from_wire(wire: Any) -> Load:
-    running, waiting, waiting_tokens, kv_used_blocks, kv_total_blocks, max_num_seqs = (_typed(n, int) for n in wire)
+    numbers = [_typed(n, int) for n in wire]
+    running, waiting, waiting_tokens, kv_used_blocks, kv_total_blocks, max_num_seqs, *drafts = numbers
+    num_drafts, num_draft_tokens, *accepted = drafts or (0, 0)
     return Load(
         running=running,
         waiting=waiting,
@@ -330,6 +333,9 @@ def _load_from_wire(wire: Any) -> Load:
         kv_used_blocks=kv_used_blocks,
         kv_total_blocks=max(1, kv_total_blocks),
         max_num_seqs=max(1, max_num_seqs),
+        num_drafts=num_drafts,
+        num_draft_tokens=num_draft_tokens,
+        accepted_by_place=tuple(accepted),
     )
 
 

@@ -20,7 +20,7 @@ from .executor import Executor
 from .plan import SequenceResult, StepResult
 from .request import Request, Status
 from .scheduler import Scheduler
-from .speculation import Speculator
+from .speculation import DraftCounts, Speculator
 from .throughput import Throughput
 
 
@@ -245,6 +245,7 @@ class Engine:
     def load(self) -> Load:
         """What the router needs to know."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
+        counts = DraftCounts() if self.speculator is None else self.speculator.counts
         missing = (len(request.tokens) - request.num_computed for request in running)
         return Load(
             running=len(running),
@@ -253,6 +254,9 @@ class Engine:
             kv_used_blocks=self.cache.pool.num_used,
             kv_total_blocks=self.cache.pool.num_blocks - 1,
             max_num_seqs=self.config.max_num_seqs,
+            num_drafts=counts.drafts,
+            num_draft_tokens=counts.draft_tokens,
+            accepted_by_place=tuple(counts.accepted_by_place),
         )
 
     def clear_cache(self) -> None:

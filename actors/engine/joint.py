@@ -7,6 +7,7 @@ tokens go to, so a step is run by all groups at once, also by those that have no
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
 from ...cluster.errors import EngineError, InvalidRequestError
@@ -189,6 +190,9 @@ class JointEngine:
             kv_used_blocks=sum(load.kv_used_blocks for load in loads),
             kv_total_blocks=sum(load.kv_total_blocks for load in loads),
             max_num_seqs=sum(load.max_num_seqs for load in loads),
+            num_drafts=sum(load.num_drafts for load in loads),
+            num_draft_tokens=sum(load.num_draft_tokens for load in loads),
+            accepted_by_place=tuple(map(sum, zip_longest(*(load.accepted_by_place for load in loads), fillvalue=0))),
         )
 
     def clear_cache(self) -> None:

@@ -7,10 +7,12 @@ import torch
 
 from ...cluster.errors import ConfigError
 from ...cluster.kv_layout import KvLayout
+from ...cluster.speculative_config import SpeculativeConfig
 from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.spec import model_len
 from ..models.weights import Progress
+from .load_drafter import drafter_of, shared_blocks
 from .memory import available_bytes, kv_blocks_for, useful_blocks
 from .runner import ModelRunner
 
@@ -46,14 +48,30 @@ def load_runner(
     max_num_seqs: int = 256,
     device: torch.device | None = None,
     progress: Progress | None = None,
+    speculation: SpeculativeConfig | None = None,
+    draft_path: Path | None = None,
 ) -> ModelRunner:
-    """Load a model and give it KV memory. Raises ModelLoadError and ConfigError."""
-    decoder = load_model(
-        path, dtype=dtype, quantization=quantization, device=device or default_device(), progress=progress
-    )
+    """Load a model and give it KV memory. Raises ModelLoadError and ConfigError.
+
+    ``draft_path`` is the model that drafts, if that is what ``speculation`` asks for.
+    """
+    device = device or default_device()
+    decoder = load_model(path, dtype=dtype, quantization=quantization, device=device, progress=progress)
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
     kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs)
-    return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+    if speculation is None:
+        return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+    draft = None if draft_path is None else load_model(draft_path, dtype=dtype, device=device)
+    if draft is not None and kv.num_kv_blocks is None:
+        num_blocks = shared_blocks(decoder.spec, draft.spec, layout, num_blocks)
+    return ModelRunner(
+        decoder,
+        layout,
+        num_blocks,
+        kv_dtype=kv_dtype,
+        make_drafter=drafter_of(speculation, decoder, layout, num_blocks, kv_dtype, draft),
+        acceptance_threshold=speculation.acceptance_threshold,
+    )
 
 
 def kv_memory_for(

@@ -18,7 +18,7 @@ from ...cluster.sizes import format_size
 from .flags import Parser, add_config_flags
 
 BEGIN, END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"
-_WORDS = {"N": "integer", "X": "number", "SIZE": "size", "TEXT": "text"}
+_WORDS = {"N": "integer", "X": "number", "SIZE": "size", "TEXT": "text", "JSON": "JSON or mapping"}
 
 
 def main(argv: Sequence[str]) -> int:

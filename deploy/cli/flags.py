@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from ...cluster.config import WarmrootConfig
@@ -107,6 +107,8 @@ def _reading(info: FieldInfo) -> dict[str, Any]:
         return {"choices": get_args(kind)}
     if get_origin(kind) is tuple:
         return {"nargs": "+", "action": "extend", "type": str, "metavar": "TEXT"}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {"type": str, "metavar": "JSON"}
     if validated or any(isinstance(item, BeforeValidator) for item in info.metadata):
         return {"type": str, "metavar": "SIZE"}
     return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "TEXT")}

@@ -83,6 +83,8 @@ class GenerationRequest(RequestBody):
     """Keep the stop text in the output."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    speculative: bool = True
+    """Whether tokens may be drafted ahead, where the replica does that; what is likely does not change."""
     bad_words: list[str] | None = None
     """Words that must not be generated."""
     allowed_token_ids: list[int] | None = None
@@ -275,6 +277,7 @@ _SAMPLING_FIELDS = (
     "best_of",
     "prompt_logprobs",
     "skip_special_tokens",
+    "speculative",
 )
 
 TopLogprobs = Field(None, ge=0, le=MAX_LOGPROBS)

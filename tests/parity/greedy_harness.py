@@ -9,6 +9,7 @@ from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.engine.plan import StepPlan
 from warmroot.actors.models.decoder import Decoder
+from warmroot.actors.runner.load_drafter import drafter_of
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.cluster.ids import RequestId
 from warmroot.cluster.kv_layout import KvLayout
@@ -43,10 +44,17 @@ class GreedyEngine:
     block_size: int = 4
     num_blocks: int = 400
     options: dict = field(default_factory=dict)
+    draft: Decoder | None = None
+    """What drafts for ``speculation`` among the options."""
 
     def __post_init__(self) -> None:
         layout = KvLayout.of(self.decoder.spec.layer_windows, self.block_size)
-        self.runner = RecordingRunner(self.decoder, layout, self.num_blocks)
+        speculation, make_drafter = self.options.get("speculation"), None
+        if speculation is not None:
+            make_drafter = drafter_of(
+                speculation, self.decoder, layout, self.num_blocks, self.decoder.dtype, self.draft
+            )
+        self.runner = RecordingRunner(self.decoder, layout, self.num_blocks, make_drafter=make_drafter)
         config = EngineConfig(
             max_model_len=self.decoder.spec.max_position,
             eos_token_ids=self.decoder.spec.eos_token_ids,

@@ -52,7 +52,17 @@ class FakeCluster:
     """One replica."""
 
     state: ReplicaState = ReplicaState.READY
-    load: Load = field(default_factory=lambda: Load(running=3, waiting=2, kv_used_blocks=25, kv_total_blocks=100))
+    load: Load = field(
+        default_factory=lambda: Load(
+            running=3,
+            waiting=2,
+            kv_used_blocks=25,
+            kv_total_blocks=100,
+            num_drafts=5,
+            num_draft_tokens=19,
+            accepted_by_place=(4, 3),
+        )
+    )
     stats: RoutingStats = field(default_factory=RoutingStats)
     fault: str = ""
 

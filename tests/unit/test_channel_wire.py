@@ -68,6 +68,8 @@ MESSAGES = [
     wire.Deltas([], LOAD),
     wire.Ping(),
     wire.Pong(LOAD),
+    wire.Pong(Load(num_drafts=5, num_draft_tokens=19, accepted_by_place=(4, 3, 1))),
+    wire.Pong(Load(num_drafts=5, num_draft_tokens=19)),
 ]
 
 

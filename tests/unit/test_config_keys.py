@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from warmroot.cluster.config import WarmrootConfig
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.sizes import format_size, parse_size
+from warmroot.cluster.speculative_config import SpeculativeConfig
 
 
 def test_defaults():
@@ -100,6 +101,41 @@ def test_what_is_wrong_is_said_in_one_line(keys, message):
         WarmrootConfig.of("x", **keys)
     assert caught.value.message == message
     assert caught.value.param == message.partition(":")[0]
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        NGRAM,
+        SpeculativeConfig(**NGRAM),
+        '{"method": "ngram", "num_speculative_tokens": 3}',
+        "{method: ngram, num_speculative_tokens: 3}",
+    ],
+)
+def test_speculation_is_a_mapping_or_a_text_with_one(given):
+    assert WarmrootConfig.of("x", speculative_config=given).speculation.speculative_config == SpeculativeConfig(**NGRAM)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "ngrams"}, "method: 'ngrams' is not one of ngram, draft_model, layer_skip; did you mean ngram?"),
+        ({"method": "ngram", "num_speculative_token": 3}, None),
+        ({"num_speculative_tokens": 3}, "method: missing"),
+        ({"method": "draft_model"}, "draft_model needs a model"),
+        ("{method: ngram", None),
+        ("ngram", None),
+    ],
+)
+def test_speculation_that_makes_no_sense(given, message):
+    with pytest.raises(ConfigError) as caught:
+        WarmrootConfig.of("x", speculative_config=given)
+    assert caught.value.param == "speculative_config"
+    assert caught.value.message.startswith("speculative_config: ")
+    assert message is None or caught.value.message == "speculative_config: " + message
 
 
 def test_a_model_is_needed():

@@ -132,6 +132,7 @@ async def test_every_field_reaches_the_sampler():
         "min_tokens": 1,
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "speculative": False,
         "max_tokens": 9,
         "max_completion_tokens": 5,
         "logprobs": True,
@@ -157,6 +158,7 @@ async def test_every_field_reaches_the_sampler():
         min_tokens=1,
         ignore_eos=True,
         skip_special_tokens=False,
+        speculative=False,
         max_tokens=5,
         logprobs=3,
     )
@@ -305,6 +307,10 @@ async def test_metrics():
     assert value("vllm:num_requests_running") == 3
     assert value("vllm:num_requests_waiting") == 2
     assert value("vllm:kv_cache_usage_perc") == 0.25
+    assert value("vllm:spec_decode_num_drafts_total") == 5
+    assert value("vllm:spec_decode_num_draft_tokens_total") == 19
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 7
+    assert value("vllm:spec_decode_num_accepted_tokens_per_pos_total", ("position", "1")) == 3
     assert value("vllm:cache_config_info", ("block_size", "16"), ("num_gpu_blocks", "100")) == 1
     assert samples["warmroot:routing_decisions_total", (("policy", "cost"), ("reason", "warm"))] == 3
     assert samples["warmroot:predicted_hit_tokens_total", ()] == 30
