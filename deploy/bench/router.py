@@ -13,6 +13,7 @@ from ...kv_store.index import PrefixIndex
 from ..cli.flags import Parser
 from .peers.router_rivals import RIVALS
 from .report import Report
+from .router_ingress import PROMPT_BYTES, ingress
 from .router_load import FleetLoad
 from .router_measure import Decisions, Joined, Timed, decisions, fill, join_in_memory, lookups
 from .router_redis import join_over_redis
@@ -21,6 +22,8 @@ RIVALS_MODULE = "warmroot.deploy.bench.peers.router_rivals"
 
 _MOST_LOOKUP_US, _MOST_DECISION_US, _LEAST_DECISIONS = 30.0, 150.0, 5000.0
 _MOST_BYTES_PER_TOKEN, _LEAST_STORED = 6.0, 150_000.0
+_MOST_INGRESS_MS = 0.4
+_COLUMNS = ("p50 us", "p90 us", "p99 us", "per s")
 _MOST_USEFUL_S, _MOST_COMPLETE_S = 1.0, 10.0
 
 
@@ -59,9 +62,11 @@ class _RouterBench:
         """Everything, one after the other."""
         options, report = self._options, self._report
         report.note(f"{options.blocks:,} blocks over {options.replicas} replicas")
-        load, decided = self._measure(options.replicas, "router")
+        load, index, decided = self._measure(options.replicas, "router")
         report.bar("a decision from token ids, p50 us", decided.from_ids.p50_us, _MOST_DECISION_US, at_least=False)
         report.bar("decisions from token ids per s", decided.from_ids.per_s, _LEAST_DECISIONS)
+        self._ingress(load, index)
+        del index
         self._join(load)
         del load
         if options.rivals:
@@ -70,7 +75,7 @@ class _RouterBench:
             report.note(f"{options.blocks:,} blocks over {options.fleet} replicas")
             self._measure(options.fleet, "large_fleet")
 
-    def _measure(self, replicas: int, name: str) -> tuple[FleetLoad, Decisions]:
+    def _measure(self, replicas: int, name: str) -> tuple[FleetLoad, PrefixIndex, Decisions]:
         options, report = self._options, self._report
         load, index = FleetLoad(options.blocks, replicas, options.seed), PrefixIndex()
         applied = fill(index, load.batches())
@@ -82,13 +87,13 @@ class _RouterBench:
             "decision, from packed ids": decided.from_packed,
             "first token and end": decided.endings,
         }
-        report.table(f"{replicas} replicas", ("", "p50 us", "p90 us", "p99 us", "per s"), _rows(rows))
+        report.table(f"{replicas} replicas", ("", *_COLUMNS), _rows(rows))
         report.result[name] = {"replicas": replicas, "lookup": found, "decision": decided, "events": applied}
         if name == "router":
             report.bar("lookup, p50 us", found.p50_us, _MOST_LOOKUP_US, at_least=False)
             report.bar("bytes per cached token", applied.bytes_per_token, _MOST_BYTES_PER_TOKEN, at_least=False)
             report.bar("stored blocks applied per s", applied.stored_blocks_per_s, _LEAST_STORED)
-        return load, decided
+        return load, index, decided
 
     def _join(self, load: FleetLoad) -> None:
         prompts = load.prompts(self._options.prompts)
@@ -101,6 +106,12 @@ class _RouterBench:
             self._report.bar(f"new router complete, {bus} bus, s", one.complete_s, _MOST_COMPLETE_S, at_least=False)
         self._report.result["join"] = {bus: asdict(one) for bus, one in joined.items()}
 
+    def _ingress(self, load: FleetLoad, index: PrefixIndex) -> None:
+        spent = ingress(load, index, self._options.prompts // 4)
+        self._report.table(f"A chat request of {PROMPT_BYTES:,} bytes", ("", *_COLUMNS), _rows({"ingress": spent}))
+        self._report.result["ingress"] = spent
+        self._report.bar("ingress CPU without tokenising, p50 ms", spent.p50_us / 1e3, _MOST_INGRESS_MS, at_least=False)
+
     def _rivals(self) -> None:
         options, rows = self._options, list[tuple[str, ...]]()
         found: dict[str, Any] = {}
@@ -111,7 +122,7 @@ class _RouterBench:
                 if what in figures:
                     timed = Timed(**figures[what])
                     rows += _rows({f"{name}, {what}": timed})
-        self._report.table("Rivals", ("", "p50 us", "p90 us", "p99 us", "per s"), rows)
+        self._report.table("Rivals", ("", *_COLUMNS), rows)
         self._report.result["rivals"] = found
 
 

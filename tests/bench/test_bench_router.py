@@ -33,4 +33,4 @@ def test_bench_router_quick(capsys: pytest.CaptureFixture[str]) -> None:
     for joined in result["join"].values():
         assert joined["num_blocks"] == result["router"]["events"]["num_blocks"]
         assert 0.4 < joined["hit_rate"] < 0.6
-    assert len(result["bars"]) in (7, 9)
+    assert len(result["bars"]) in (8, 10)
