@@ -3,17 +3,14 @@
 A bundle never spans nodes, so the ranks of a stage share one; stages go to different nodes where there are several.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group_table
 
-from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.topology import Topology
 
 Resources = Mapping[str, float]
-_ASK_S = 2.0
 
 
 def stage_bundles(topology: Topology, rank_resources: Resources) -> list[dict[str, float]]:
@@ -30,35 +27,6 @@ def rank_resources(bundle: Resources, topology: Topology) -> Resources:
 def strategy(topology: Topology) -> str:
     """How bundles are spread: each on a node, different ones where there are several."""
     return "SPREAD" if topology.pp > 1 else "STRICT_PACK"
-
-
-def place(
-    bundles: Sequence[Resources],
-    *,
-    labels: Mapping[str, str] | None = None,
-    deadline_s: float,
-    report: Callable[[str], None] = lambda message: None,
-) -> PlacementGroup:
-    """Reserve the bundles, on nodes with ``labels``. ``report`` is told what is missing while they find no place.
-
-    The caller removes the group. Raises ReplicaUnavailableError, with the same words, at the deadline.
-    """
-    group = placement_group(
-        [dict(bundle) for bundle in bundles],
-        strategy="SPREAD" if len(bundles) > 1 else "STRICT_PACK",
-        bundle_label_selector=[dict(labels or {}) for _ in bundles],
-    )
-    end = time.monotonic() + deadline_s
-    message = ""
-    while not group.wait(max(0.0, min(_ASK_S, end - time.monotonic()))):
-        found = what_is_missing(bundles, node_resources(labels or {}), labels or {})
-        if found != message:
-            message = found
-            report(message)
-        if time.monotonic() >= end:
-            remove_placement_group(group)
-            raise ReplicaUnavailableError(message)
-    return group
 
 
 def has_waiting_group() -> bool:

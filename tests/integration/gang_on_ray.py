@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gang_place import place
+
 from warmroot.actors.engine.plan import StepPlan
 from warmroot.actors.parallel.gang import start_gang
 from warmroot.actors.parallel.gang_config import GangConfig
-from warmroot.actors.placement import place, stage_bundles
 from warmroot.actors.runner.calibration import calibrate
 from warmroot.actors.runner.load import KvMemoryConfig
 from warmroot.actors.shard_worker import ShardWorkers
@@ -26,9 +27,8 @@ def main(folder: str) -> list[str]:
     met: list[str] = []
     ensure_ray(address=None, num_cpus=2)
     try:
-        too_large = stage_bundles(Topology(tp=1000), RANK)
         try:
-            place(too_large, deadline_s=0.5)
+            place(Topology(tp=1000), RANK, deadline_s=0.5)
         except ReplicaUnavailableError as error:
             met.append(error.message)
         config = GangConfig(
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def run(config: GangConfig) -> list[str]:
-    group = place(stage_bundles(config.topology, RANK), deadline_s=60.0)
+    group = place(config.topology, RANK, deadline_s=60.0)
     gang = start_gang(ShardWorkers(config, group, RANK))
     calibrate(gang)
     assert all(times.busy_s > 0 for times in gang.times())

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ray
+from gang_place import place
 
 from warmroot.actors.engine.plan import StepPlan
 from warmroot.actors.parallel.gang import GangExecutor, start_gang
 from warmroot.actors.parallel.gang_config import GangConfig
-from warmroot.actors.placement import place, stage_bundles
 from warmroot.actors.runner.calibration import calibrate
 from warmroot.actors.runner.load import KvMemoryConfig
 from warmroot.actors.shard_worker import ShardWorkers
@@ -45,7 +45,7 @@ def main(address: str, folder: str, num_nodes: str) -> None:
 
 
 def live_and_die(config: GangConfig) -> None:
-    group = place(stage_bundles(config.topology, RANK), deadline_s=BUILD_S)
+    group = place(config.topology, RANK, deadline_s=BUILD_S)
     try:
         gang = start_gang(ShardWorkers(config, group, RANK))
         try:
