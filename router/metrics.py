@@ -39,6 +39,14 @@ class RequestMetrics:
             registry=self.registry,
         )
         self.registry.register(ClusterCollector(cluster))
+        self._of: dict[tuple[str, str], ReplicaMetrics] = {}
+
+    def of(self, model: str, engine: str) -> "ReplicaMetrics":
+        """Those of one replica. Looking a metric up by its labels costs more than counting."""
+        found = self._of.get((model, engine))
+        if found is None:
+            found = self._of[model, engine] = ReplicaMetrics(self, model, engine)
+        return found
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""
@@ -51,6 +59,28 @@ class RequestMetrics:
         return Counter(f"vllm:{name}", text, LABELS, registry=self.registry)
 
 
+class ReplicaMetrics:
+    """The metrics of one replica's requests."""
+
+    def __init__(self, metrics: RequestMetrics, *labels: str) -> None:
+        self.time_to_first_token = metrics.time_to_first_token.labels(*labels)
+        self.inter_token_latency = metrics.inter_token_latency.labels(*labels)
+        self.e2e_latency = metrics.e2e_latency.labels(*labels)
+        self.looked_up = [metric.labels(*labels) for metric in (metrics.prompt_tokens, metrics.cache_queries)]
+        self.cached = [metric.labels(*labels) for metric in (metrics.cached_tokens, metrics.cache_hits)]
+        self.generation_tokens = metrics.generation_tokens.labels(*labels)
+        self._ended = metrics.ended
+        self._labels = labels
+        self._by_reason: dict[str, Counter] = {}
+
+    def ended(self, reason: str) -> None:
+        """Count a sequence that ended."""
+        counter = self._by_reason.get(reason)
+        if counter is None:
+            counter = self._by_reason[reason] = self._ended.labels(*self._labels, reason)
+        counter.inc()
+
+
 class RequestMeter:
     """Watches the deltas of one prompt. ``clock`` is monotonic, in seconds."""
 
@@ -60,41 +90,39 @@ class RequestMeter:
         self._clock = clock
         self._started = clock()
         self._last: dict[int, float] = {}
-        self._labels: tuple[str, str] | None = None
+        self._replica: ReplicaMetrics | None = None
 
     def observe(self, delta: OutputDelta) -> None:
         """Count one delta of the prompt's choice ``delta.index``."""
         now = self._clock()
-        if self._labels is None:
-            self._first(delta, now)
+        metrics = self._replica or self._first(delta, now)
         previous = self._last.get(delta.index)
         self._last[delta.index] = now
         if previous is not None:
-            self._inter_token.observe(now - previous)
-        self._generation.inc(len(delta.token_ids))
+            metrics.inter_token_latency.observe(now - previous)
+        metrics.generation_tokens.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._finish(delta.index, delta.finish_reason, now)
+            self._finish(metrics, delta.index, delta.finish_reason)
 
     def abandon(self, reason: str) -> None:
         """Count the choices that had begun and will not finish: ``abort`` or ``error``."""
-        for index in list(self._last):
-            self._finish(index, reason, self._clock())
+        if self._replica is not None:
+            for index in list(self._last):
+                self._finish(self._replica, index, reason)
 
-    def _first(self, delta: OutputDelta, now: float) -> None:
-        metrics, self._labels = self._metrics, (self._model, delta.replica or "")
-        metrics.time_to_first_token.labels(*self._labels).observe(now - self._started)
-        for counter in (metrics.prompt_tokens, metrics.cache_queries):
-            counter.labels(*self._labels).inc(delta.num_prompt_tokens)
-        for counter in (metrics.cached_tokens, metrics.cache_hits):
-            counter.labels(*self._labels).inc(delta.cached_tokens or 0)
-        self._inter_token = metrics.inter_token_latency.labels(*self._labels)
-        self._generation = metrics.generation_tokens.labels(*self._labels)
+    def _first(self, delta: OutputDelta, now: float) -> ReplicaMetrics:
+        metrics = self._replica = self._metrics.of(self._model, delta.replica or "")
+        metrics.time_to_first_token.observe(now - self._started)
+        for counter in metrics.looked_up:
+            counter.inc(delta.num_prompt_tokens)
+        for counter in metrics.cached:
+            counter.inc(delta.cached_tokens or 0)
+        return metrics
 
-    def _finish(self, index: int, reason: str, now: float) -> None:
-        assert self._labels is not None
+    def _finish(self, metrics: ReplicaMetrics, index: int, reason: str) -> None:
         del self._last[index]
-        self._metrics.e2e_latency.labels(*self._labels).observe(now - self._started)
-        self._metrics.ended.labels(*self._labels, reason).inc()
+        metrics.e2e_latency.observe(self._clock() - self._started)
+        metrics.ended(reason)
 
 
 class ClusterCollector(Collector):

@@ -154,8 +154,9 @@ class GenerationRequest(RequestBody):
 
     def refuse_unsupported(self) -> None:
         """Raise InvalidRequestError for a field that is known, asks for something and cannot be served."""
-        for name, harmless in self.unsupported.items():
-            value = getattr(self, name)
+        given = self.model_fields_set
+        for name in [name for name in self.unsupported if name in given]:
+            value, harmless = getattr(self, name), self.unsupported[name]
             if value is not None and value not in harmless:
                 raise InvalidRequestError(f"{name} is not supported by this server", param=name)
         if self.stream_options is not None and not self.stream:
