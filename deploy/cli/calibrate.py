@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from ...actors.engine_host import MAX_DECODE_DELAY_S, MIN_CHUNK
 from ...actors.models.source import resolve_model
 from ..bench.contender import Contender
 from ..bench.lineup import our_entry
@@ -54,6 +53,9 @@ def _parser() -> Parser:
 
 
 def _measured(options: Namespace, console: Console) -> ReplicaCosts:
+    # Not before it is needed: it imports torch.
+    from ...actors.engine_host import MAX_DECODE_DELAY_S, MIN_CHUNK
+
     common = {"threads": options.threads, "max_num_seqs": max(_BATCHES), "max_model_len": None, "seed": 0}
     options.llama_python = None
     with ExitStack() as stack:
