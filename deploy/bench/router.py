@@ -13,6 +13,7 @@ from ...kv_store.index import PrefixIndex
 from ..cli.flags import Parser
 from .peers.router_rivals import RIVALS
 from .report import Report
+from .router_http import cpu_per_request
 from .router_ingress import PROMPT_BYTES, ingress
 from .router_load import FleetLoad
 from .router_measure import Decisions, Joined, Timed, decisions, fill, join_in_memory, lookups
@@ -124,6 +125,10 @@ class _RouterBench:
                     rows += _rows({f"{name}, {what}": timed})
         self._report.table("Rivals", ("", *_COLUMNS), rows)
         self._report.result["rivals"] = found
+        self._report.note("routers that are HTTP servers")
+        spent = cpu_per_request((options.blocks, options.replicas, options.seed), options.prompts // 2)
+        self._report.table("Over HTTP", ("", "CPU ms per request"), [(name, f"{ms:.2f}") for name, ms in spent.items()])
+        self._report.result["http_cpu_ms_per_request"] = spent
 
 
 def _run_rival(name: str, options: Namespace) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from .router_load import PROMPT_TOKENS, FleetLoad
 from .router_measure import Timed, quietest
 
 PROMPT_BYTES = 20_000
-_MODEL, _PATH = "bench", "/v1/chat/completions"
+PATH = "/v1/chat/completions"
+_MODEL = "bench"
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 _LEASE_S = 3600.0
 _VOCABULARY = 256
@@ -36,19 +37,26 @@ _VOCABULARY = 256
 
 def ingress(load: FleetLoad, index: PrefixIndex, num_requests: int) -> Timed:
     """CPU of the whole application for chat requests of PROMPT_BYTES that replicas answer at once with one token."""
+    loop = new_loop()
     try:
-        import uvloop  # what Ray's actors run on
-    except ImportError:
-        loop = asyncio.new_event_loop()
-    else:
-        loop = uvloop.new_event_loop()
-    try:
-        call = loop.run_until_complete(_application(load, index))
-        body = json.dumps({"model": _MODEL, "messages": [{"role": "user", "content": "x" * PROMPT_BYTES}]}).encode()
-
-        return quietest(lambda: loop.run_until_complete(_timed(call, body, num_requests)))
+        call = loop.run_until_complete(application(load, index))
+        return quietest(lambda: loop.run_until_complete(_timed(call, request_body(), num_requests)))
     finally:
         loop.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """What Ray's actors run on."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def request_body() -> bytes:
+    """A chat request with PROMPT_BYTES of text."""
+    return json.dumps({"model": _MODEL, "messages": [{"role": "user", "content": "x" * PROMPT_BYTES}]}).encode()
 
 
 async def _timed(application: Any, body: bytes, num_requests: int) -> Timed:
@@ -60,7 +68,8 @@ async def _timed(application: Any, body: bytes, num_requests: int) -> Timed:
     return Timed.from_ns(taken)
 
 
-async def _application(load: FleetLoad, index: PrefixIndex) -> Any:
+async def application(load: FleetLoad, index: PrefixIndex) -> Any:
+    """The API over replicas of ``load`` that are objects in this process."""
     bus = InMemoryBus(time.monotonic, "bench")
     for info in load.infos():
         await bus.heartbeat(info, _LEASE_S)
@@ -90,8 +99,8 @@ async def _post(application: Any, body: bytes) -> None:
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": _PATH,
-        "raw_path": _PATH.encode(),
+        "path": PATH,
+        "raw_path": PATH.encode(),
         "root_path": "",
         "query_string": b"",
         "headers": [
