@@ -29,6 +29,7 @@ class Summary:
     """Prompt tokens over the whole run: the prefill speed if every request has one output token."""
     decode_tokens_per_s: float
     """While all streams decode and none prefills; NaN if that never was so."""
+    ttft_mean_s: float
     ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
@@ -53,6 +54,7 @@ def summarize(jobs: list[Job], timings: list[Timing], concurrency: int) -> Summa
         output_tokens_per_s=sum(len(timing.token_times) for timing in timings) / wall,
         prompt_tokens_per_s=num_prompt / wall,
         decode_tokens_per_s=decode_rate(timings, concurrency),
+        ttft_mean_s=statistics.fmean(ttft),
         ttft_p50_s=percentile(ttft, 50),
         ttft_p90_s=percentile(ttft, 90),
         ttft_p99_s=percentile(ttft, 99),

@@ -1,4 +1,4 @@
-"""The start of a router over a redis-server of one's own, on a free port of loopback."""
+"""A redis-server of one's own on a free port of loopback, and the start of a router over it."""
 
 import asyncio
 import shutil
@@ -19,9 +19,6 @@ _START_S = 10.0
 
 def join_over_redis(load: FleetLoad, prompts: Sequence[bytes]) -> Joined | None:
     """``join`` over Redis; None where there is no redis-server."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        return None
 
     async def run(address: RedisAddress) -> Joined:
         replicas, router = RedisEventBus(address), RedisEventBus(address)
@@ -32,12 +29,17 @@ def join_over_redis(load: FleetLoad, prompts: Sequence[bytes]) -> Joined | None:
             await replicas.close()
             await router.close()
 
-    with _redis_server(binary) as address:
-        return asyncio.run(run(address))
+    with redis_server() as address:
+        return None if address is None else asyncio.run(run(address))
 
 
 @contextmanager
-def _redis_server(binary: str) -> Iterator[RedisAddress]:
+def redis_server() -> Iterator[RedisAddress | None]:
+    """An empty server, ended with the context; None where there is no redis-server."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        yield None
+        return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

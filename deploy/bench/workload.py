@@ -96,6 +96,34 @@ class Workloads:
         self._rng.shuffle(jobs)
         return jobs
 
+    def chats(
+        self,
+        num_systems: int,
+        per_system: int,
+        turns: int,
+        system: LengthRange,
+        message: LengthRange,
+        output: LengthRange,
+    ) -> list[Job]:
+        """``per_system`` requests on each system prompt, in sessions of ``turns`` that take turns at random.
+
+        A prompt repeats what came before it in its session; prose stands for the answers, as long as they are.
+        """
+        waiting: list[Iterator[Job]] = []
+        for _ in range(num_systems):
+            prompt = self.prompt(system.draw(self._rng))
+            waiting += [self._session(prompt, turns, message, output) for _ in range(per_system // turns)]
+        order = [session for session in waiting for _ in range(turns)]
+        self._rng.shuffle(order)
+        return [next(session) for session in order]
+
+    def _session(self, prompt: list[int], turns: int, message: LengthRange, output: LengthRange) -> Iterator[Job]:
+        for _ in range(turns):
+            prompt = prompt + self.prompt(message.draw(self._rng))
+            job = Job(prompt, output.draw(self._rng))
+            yield job
+            prompt = prompt + self.prompt(job.max_tokens)
+
     def arrivals(self, count: int, per_second: float) -> list[float]:
         """Seconds at which ``count`` requests of a Poisson process come."""
         return list(itertools.accumulate(self._rng.expovariate(per_second) for _ in range(count)))
