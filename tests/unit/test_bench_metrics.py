@@ -24,7 +24,7 @@ def test_summary_of_two_requests() -> None:
     assert summary.wall_s == 5.0
     assert summary.output_tokens_per_s == pytest.approx(1.0)
     assert summary.prompt_tokens_per_s == pytest.approx(8.0)
-    assert summary.ttft_p50_s == pytest.approx(1.5)
+    assert summary.ttft_mean_s == summary.ttft_p50_s == pytest.approx(1.5)
     assert summary.itl_p50_s == pytest.approx(2.0)
     assert summary.cached_token_rate == pytest.approx(0.2)
 
