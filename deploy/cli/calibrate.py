@@ -12,7 +12,6 @@ from rich.console import Console
 
 from ...actors.models.source import resolve_model
 from ..bench.contender import Contender
-from ..bench.lineup import our_entry
 from ..bench.precision import OURS
 from ..simulate.costs import ReplicaCosts
 from ..simulate.fit import fit_costs
@@ -55,6 +54,7 @@ def _parser() -> Parser:
 def _measured(options: Namespace, console: Console) -> ReplicaCosts:
     # Not before it is needed: it imports torch.
     from ...actors.engine_host import MAX_DECODE_DELAY_S, MIN_CHUNK
+    from ..bench.lineup import our_entry
 
     common = {"threads": options.threads, "max_num_seqs": max(_BATCHES), "max_model_len": None, "seed": 0}
     options.llama_python = None
