@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -75,11 +76,14 @@ def _parse(argv: Sequence[str]) -> Namespace:
     add("--load", type=float, default=2.0, help="replicas that would be busy if every prompt were computed whole")
     add("--repeats", type=int, default=1, help="rounds, each with new prefixes")
     add("--seed", type=int, default=0, help="of the workload")
+    add("--record-traces", metavar="FOLDER", help="record each run, for warmroot simulate; one ingress")
     add("--quick", action="store_true", help="tiny workloads: shows that it runs, measures nothing")
     add("--json", action="store_true", help="only the JSON on stdout, the tables on stderr")
     options = parser.read(argv)
     if options.quick:
         vars(options).update(_QUICK)
+    if options.record_traces is not None:
+        Path(options.record_traces).mkdir(parents=True, exist_ok=True)
     return options
 
 
@@ -103,7 +107,7 @@ class _RoutingBench:
         self._shared.append(shared_tokens(jobs))
         first = number % len(self._systems)
         for system in self._systems[first:] + self._systems[:first]:
-            with self._running(system) as url:
+            with self._running(system, **self._recording(system, number)) as url:
                 served = asyncio.run(_send(url, jobs, arrivals))
             summary = summarize(jobs, [answer.timing for answer in served], len(jobs))
             self._runs[system.name].append(summary)
@@ -167,7 +171,12 @@ class _RoutingBench:
         self._report.note(f"  a cold prompt of {length.low} tokens takes {cold_s:.2f} s")
         return self._options.load / cold_s
 
-    def _running(self, system: System) -> AbstractContextManager[str]:
+    def _recording(self, system: System, number: int) -> dict[str, str]:
+        folder: str | None = self._options.record_traces
+        name = f"{system.num_replicas}-{system.routing_policy}-{number}.jsonl"
+        return {} if folder is None else {"record_trace": str(Path(folder).absolute() / name)}
+
+    def _running(self, system: System, **keys: Any) -> AbstractContextManager[str]:
         self._report.note(f"starting {system.name}")
         return running_cluster(
             str(self._model),
@@ -179,6 +188,7 @@ class _RoutingBench:
             max_model_len=1280,
             max_num_seqs=32,
             **self._store,
+            **keys,
         )
 
 
