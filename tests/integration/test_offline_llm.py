@@ -19,10 +19,19 @@ PROMPTS = ["hello world", "the end", "stop the world", "hello", "abc def " * 6]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small random Llama with a tokenizer and a chat template."""
-    folder = tmp_path_factory.mktemp("llm")
+    return write_model(tmp_path_factory.mktemp("llm"), transformers.LlamaConfig)
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory):
+    """A small random mixture of eight experts."""
+    return write_model(tmp_path_factory.mktemp("sparse"), transformers.MixtralConfig, num_local_experts=8)
+
+
+def write_model(folder, kind, **more):
     tokenizer = small_tokenizers.byte_level()
     torch.manual_seed(1)
-    config = transformers.LlamaConfig(
+    config = kind(
         vocab_size=tokenizer.vocab_size,
         hidden_size=32,
         intermediate_size=48,
@@ -32,8 +41,9 @@ def folder(tmp_path_factory):
         max_position_embeddings=256,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
+        **more,
     )
-    model = transformers.LlamaForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.3)
     model.save_pretrained(folder)
@@ -133,6 +143,15 @@ def test_a_bad_prompt_stops_the_batch_and_nothing_more(llm):
 def test_a_model_cut_over_processes_says_the_same(folder, llm, keys):
     whole = [output.completions[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
     with LLM(folder, dtype="float32", num_kv_blocks=200, max_num_seqs=4, num_threads=2, **keys) as gang:
+        assert [output.completions[0].token_ids for output in gang.generate(PROMPTS, GREEDY)] == whole
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_experts_spread_over_processes_say_the_same(sparse_folder, size):
+    with LLM(sparse_folder, dtype="float32", num_kv_blocks=200, max_num_seqs=4) as llm:
+        whole = [output.completions[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    keys = {"enable_expert_parallel": True, "expert_parallel_size": size, "num_redundant_experts": 4}
+    with LLM(sparse_folder, dtype="float32", num_kv_blocks=200, max_num_seqs=4, num_threads=size, **keys) as gang:
         assert [output.completions[0].token_ids for output in gang.generate(PROMPTS, GREEDY)] == whole
 
 
