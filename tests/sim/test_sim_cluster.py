@@ -51,10 +51,12 @@ def test_the_index_is_what_the_replicas_hold(traffic):
         assert cluster._routers[0].index.blocks_of(name) == len(replica.cache.chains())
 
 
-def test_several_routers_find_nearly_as_much_as_one(traffic):
-    one, four = run(traffic, "warm_prefix"), run(traffic, "warm_prefix", num_routers=4)
-    assert four["requests"] == 300
-    assert four["hit_rate"] > one["hit_rate"] - 0.03
+def test_several_routers_find_as_much_as_one():
+    # Of the first few hundred requests, on cold replicas, they find less: no router sees all that is being computed.
+    warm = scaled(load_trace("agent", 1200, 3), 4, 0.5, ReplicaCosts())
+    one, four = run(warm, "warm_prefix"), run(warm, "warm_prefix", num_routers=4)
+    assert four["requests"] == 1200
+    assert four["hit_rate"] > one["hit_rate"] - 0.01
 
 
 def test_requests_of_a_dead_replica_are_served_elsewhere(traffic):
