@@ -9,14 +9,19 @@ read once for all of them) and when they cost in full.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+
 _ROWS, _PASSES = 64.0, 8.0
 """Scale of the features: what was not measured yet is thought of as cheap, and tried."""
-_RIDGE = 1e-3
-_DECAY = 0.98
+_RIDGE = 1e-6
+_SHARE = 0.2
+"""Of a new measurement in the average of its shape."""
+_FADING = 0.998
 _ROUNDS = 3
 """The rate converges from below, quadratically."""
 
@@ -32,28 +37,44 @@ class StepShape:
 
 
 class StepSeconds:
-    """Seconds of a step as base + rows · per_row + passes · per_pass, over recent steps."""
+    """Seconds of a step as base + rows · per_row + passes · per_pass, near a number of rows.
+
+    Each shape has an average of its own, which fades slowly: a long run of one shape does not make the others unknown.
+    """
 
     def __init__(self) -> None:
-        self._moments: npt.NDArray[np.float64] = np.zeros((3, 3))
-        self._products: npt.NDArray[np.float64] = np.zeros(3)
+        self._measured: dict[tuple[float, int], tuple[float, float, int]] = {}
+        """By (rows rounded, passes): rows, seconds, when."""
+        self._now = 0
 
     def record(self, shape: StepShape, seconds: float) -> None:
         """A step that took so long."""
-        features = np.array([1.0, shape.rows / _ROWS, shape.passes / _PASSES])
-        self._moments = self._moments * _DECAY + np.outer(features, features)
-        self._products = self._products * _DECAY + features * seconds
+        self._now += 1
+        key = (round(8 * log2(shape.rows)), shape.passes)
+        rows, average, _ = self._measured.get(key, (float(shape.rows), seconds, 0))
+        rows, average = rows + _SHARE * (shape.rows - rows), average + _SHARE * (seconds - average)
+        self._measured[key] = (rows, average, self._now)
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
-        return bool(self._moments[0, 0])
+        return bool(self._measured)
 
-    def costs(self) -> tuple[float, float, float]:
-        """(base, per row, per pass) in seconds, none negative."""
-        solved = np.linalg.solve(self._moments + _RIDGE * np.eye(3), self._products)
+    def costs(self, near: int) -> tuple[float, float, float]:
+        """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows."""
+        measured = self._measured.items()
+        features: Floats = np.array([(1.0, rows / _ROWS, passes / _PASSES) for (_, passes), (rows, _, _) in measured])
+        seconds: Floats = np.array([average for _, (_, average, _) in measured])
+        weights: Floats = np.array([self._weight(rows / near, when) for _, (rows, _, when) in measured])
+        weighted: Floats = features * weights[:, None]
+        moments: Floats = weighted.transpose() @ features
+        solved: Floats = np.linalg.solve(moments + _RIDGE * np.eye(3), weighted.transpose() @ seconds)
         base, per_row, per_pass = np.maximum(solved / (1.0, _ROWS, _PASSES), 0.0).tolist()
         return base, per_row, per_pass
+
+    def _weight(self, distance: float, when: int) -> float:
+        """What is old or of another size counts less."""
+        return _FADING ** (self._now - when) / (1.0 + log2(distance) ** 2)
 
 
 def draft_lengths(

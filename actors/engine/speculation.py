@@ -20,8 +20,8 @@ HOPE = 0.7
 """Acceptance that is assumed before any was measured, and slowly again while nothing is drafted."""
 _MEMORY = 0.1
 _RECOVERY = 0.02
-REST_STEPS = 32
-"""Steps without drafts, once none was worth it, before it is asked again."""
+REST_STEPS = (16, 512)
+"""Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
 
 
 @dataclass(slots=True)
@@ -53,6 +53,9 @@ class Speculator:
         self._seconds = StepSeconds()
         self._acceptance = HOPE
         self._rest = 0
+        self._patience = REST_STEPS[0]
+        self._longest = 1
+        """Draft lengths that steps have been seen with, doubled: what is longer might be very slow."""
 
     def waits_for(self, request: Request) -> bool:
         """Whether a request's next step should see what the one before sampled, for there may be a draft."""
@@ -78,13 +81,19 @@ class Speculator:
 
     def _lengths(self, requests: Sequence[Request], rows: int) -> list[int]:
         most = self.config.num_speculative_tokens
-        if not self.config.adaptive or not self._seconds.is_known or not requests:
+        if not self.config.adaptive or not requests:
             return [most] * len(requests)
+        if not self._seconds.is_known:
+            return [0] * len(requests)
+        most = min(most, self._longest)
         acceptances = [self._acceptance_of(request) for request in requests]
-        costs, by_passes = self._seconds.costs(), self.config.drafts_on_ranks
+        costs, by_passes = self._seconds.costs(rows), self.config.drafts_on_ranks
         lengths = draft_lengths(acceptances, rows, most, costs, by_passes=by_passes)
-        if not any(lengths):
-            self._rest = REST_STEPS
+        self._longest = max(self._longest, 2 * max(lengths))
+        if any(lengths):
+            self._patience = max(REST_STEPS[0], self._patience - REST_STEPS[0])
+        else:
+            self._rest, self._patience = self._patience, min(2 * self._patience, REST_STEPS[1])
         for request, length in zip(requests, lengths, strict=True):
             if not length:
                 request.acceptance = _moved(self._acceptance_of(request), self._acceptance, _RECOVERY)
@@ -105,7 +114,7 @@ class Speculator:
         for place in range(min(num_accepted + 1, num_drafted)):
             outcome = float(place < num_accepted)
             mine = _moved(mine, outcome, _MEMORY)
-            self._acceptance = _moved(self._acceptance, outcome, _MEMORY / 4)
+            self._acceptance = _moved(self._acceptance, outcome, _MEMORY / 20)
         request.acceptance = mine
 
     def shape(self, plan: StepPlan) -> StepShape | None:

@@ -140,7 +140,7 @@ def test_step_seconds_are_learnt():
     for step in range(200):
         shape = StepShape(rows=1 + step % 7 * 4, passes=step % 3)
         seconds.record(shape, 0.02 + 0.001 * shape.rows + 0.004 * shape.passes)
-    assert seconds.costs() == pytest.approx((0.02, 0.001, 0.004), rel=0.05)
+    assert seconds.costs(8) == pytest.approx((0.02, 0.001, 0.004), rel=0.05)
 
 
 def run_timed(h: Harness, per_row: float) -> int:
@@ -181,3 +181,48 @@ def test_adaptive_drafting_stops_where_rows_cost_in_full():
 def test_settings_that_make_no_sense(keys, message):
     with pytest.raises(ValidationError, match=message):
         SpeculativeConfig(**keys)
+
+
+def seconds_for(speculation: SpeculativeConfig | None, streams: int, cost: tuple[float, float, float]) -> float:
+    """Time of a run on a machine whose steps take (base, per row, per pass) seconds."""
+    h = Harness(num_blocks=2000, max_num_seqs=32, max_num_batched_tokens=512, speculation=speculation)
+    for index in range(streams):
+        h.add(f"r{index}", [index % 3, index // 3 % 3, index // 9 % 3, index // 27], max_tokens=220)
+    base, per_row, per_pass = cost
+    while h.engine.has_work:
+        h.engine.begin()
+        plan = h.executor.plans[-1]
+        h.clock.now += base + per_row * plan.num_tokens + per_pass * max(s.num_drafts for s in plan.sequences)
+        h.record(h.engine.end(h.executor.result()))
+    return h.clock.now
+
+
+GUESSING = SpeculativeConfig(method="layer_skip", num_speculative_tokens=4)
+"""Three guesses in four are right."""
+LOOKING_UP = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1)
+"""One in three is right: the tokens are as good as random."""
+
+
+@pytest.mark.parametrize("speculation", [GUESSING, LOOKING_UP], ids=["guessing", "looking up"])
+@pytest.mark.parametrize("streams", [1, 32])
+@pytest.mark.parametrize(
+    "cost",
+    [(0.010, 0.0001, 0.001), (0.008, 0.0007, 0.002), (0.001, 0.004, 0.004), (0.02, 0.0, 0.03)],
+    ids=["rows are cheap", "rows cost", "rows cost in full", "passes cost more"],
+)
+def test_adaptive_drafting_is_never_slower(speculation, streams, cost):
+    ratio = seconds_for(speculation, streams, cost) / seconds_for(None, streams, cost)
+    assert ratio < 1.03
+    if speculation is GUESSING:
+        # Sequences do not end together, and the last ones are few.
+        assert ratio < 1.16 * best_ratio(0.75, streams, cost)
+
+
+def best_ratio(acceptance: float, streams: int, cost: tuple[float, float, float]) -> float:
+    """Time per token with the best fixed length, relative to that without drafts."""
+    base, per_row, per_pass = cost
+    per_token = [
+        (base + per_row * streams * (1 + length) + per_pass * length) / sum(acceptance**i for i in range(length + 1))
+        for length in range(5)
+    ]
+    return min(per_token) / per_token[0]
