@@ -9,7 +9,7 @@ read once for all of them) and when they cost in full.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log2, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ Floats = npt.NDArray[np.float64]
 
 _ROWS, _PASSES = 64.0, 8.0
 """Scale of the features: what was not measured yet is thought of as cheap, and tried."""
-_RIDGE = 1e-6
 _SHARE = 0.2
 """Of a new measurement in the average of its shape."""
 _FADING = 0.998
@@ -66,15 +65,14 @@ class StepSeconds:
         features: Floats = np.array([(1.0, rows / _ROWS, passes / _PASSES) for (_, passes), (rows, _, _) in measured])
         seconds: Floats = np.array([average for _, (_, average, _) in measured])
         weights: Floats = np.array([self._weight(rows / near, when) for _, (rows, _, when) in measured])
-        weighted: Floats = features * weights[:, None]
-        moments: Floats = weighted.transpose() @ features
-        solved: Floats = np.linalg.solve(moments + _RIDGE * np.eye(3), weighted.transpose() @ seconds)
+        # Where steps do not tell the three apart, the smallest numbers that explain them are taken.
+        solved, *_ = np.linalg.lstsq(features * weights[:, None], seconds * weights, rcond=1e-4)
         base, per_row, per_pass = np.maximum(solved / (1.0, _ROWS, _PASSES), 0.0).tolist()
         return base, per_row, per_pass
 
     def _weight(self, distance: float, when: int) -> float:
-        """What is old or of another size counts less."""
-        return _FADING ** (self._now - when) / (1.0 + log2(distance) ** 2)
+        """Of an equation: what is old or of another size counts less."""
+        return sqrt(_FADING ** (self._now - when) / (1.0 + log2(distance) ** 2))
 
 
 def draft_lengths(
