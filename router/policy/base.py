@@ -6,6 +6,7 @@ Replicas are columns of numbers, not objects: a choice among a thousand of them 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -75,9 +76,8 @@ class Candidates:
 
     ``table`` has a row for each ``Column`` and a column for each of ``names``. ``cached_tokens`` are leading prompt
     tokens that a replica holds, or is about to compute for an earlier request. ``now`` is the clock of HEAD_SINCE.
+    What is worked out from these is not to be written to.
     """
-
-    __slots__ = ("cached_tokens", "names", "now", "table")
 
     def __init__(self, names: Sequence[ReplicaId], table: Numbers, cached_tokens: Numbers, now: float) -> None:
         self.names = names
@@ -88,7 +88,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
+    @cached_property
     def occupancy(self) -> Numbers:
         """Requests there: the larger of what it said last and what this router knows."""
         table = self.table
@@ -101,7 +101,7 @@ class Candidates:
         served = np.minimum(self.now - table[Column.HEAD_SINCE], table[Column.HEAD_S])
         return np.maximum(0.0, table[Column.SENT_S] - served)
 
-    @property
+    @cached_property
     def backlog_s(self) -> Numbers:
         """Seconds until a replica has prefilled what it has: by this router's estimate or its own, the larger."""
         table = self.table
