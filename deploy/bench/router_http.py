@@ -21,7 +21,7 @@ from .router_load import FleetLoad
 from .router_measure import fill
 
 _NUM_BACKENDS = 4
-_START_S = 40.0
+_START_S = 120.0
 _WARM_UP = 50
 _OPTIONS = ("--policy", "cache_aware", "--worker-startup-check-interval", "1", "--host", "127.0.0.1")
 _ANSWER = json.dumps(
