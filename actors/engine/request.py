@@ -56,6 +56,7 @@ class Request:
         "seed",
         "status",
         "tokens",
+        "uncached",
     )
 
     def __init__(self, source: GenerateRequest, namespace: BlockHash, limit: int, order: tuple[float, int]) -> None:
@@ -102,6 +103,8 @@ class Request:
         """``tokens`` for look-ups in the tree, while it waits."""
         self.node: Node | None = None
         """The deepest cached block seen by the last look-up, while it waits."""
+        self.uncached = 0
+        """Tokens that were not cached when it began to wait."""
 
     def requeue(self) -> None:
         """Back to waiting, with nothing computed; the output so far is kept."""

@@ -29,7 +29,7 @@ class WaitingQueue:
         self._candidates = candidates
         self._requests: list[Request] = []
         self.num_tokens = 0
-        """Of all waiting requests."""
+        """Of all waiting requests, without those that were cached when they came."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -40,12 +40,14 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """A new request, or a preempted one, which comes back to its old place."""
         insort(self._requests, request, key=_order)
-        self.num_tokens += request.num_tokens
+        node = self._look_up(request)
+        request.uncached = request.num_tokens - (0 if node is None else node.depth * self._block_size)
+        self.num_tokens += request.uncached
 
     def remove(self, request: Request) -> None:
         """It starts, or is aborted."""
         del self._requests[bisect_left(self._requests, request.order, key=_order)]
-        self.num_tokens -= request.num_tokens
+        self.num_tokens -= request.uncached
 
     def choose(self, computing: Computing) -> Request | None:
         """The next to start; it stays in the queue until ``started``.

@@ -152,7 +152,7 @@ def test_a_full_queue_says_when_to_come_back():
     harness.add("c", PROMPT)
     with pytest.raises(OverloadedError) as refused:
         harness.add("d", PROMPT)
-    assert refused.value.retry_after == pytest.approx(20.0)
+    assert refused.value.retry_after == pytest.approx(12.0)  # b has 10 to compute, c the 2 that are not cached
 
 
 def test_a_resumed_request_goes_on_where_it_was():
@@ -385,6 +385,18 @@ def test_an_executor_that_raises_is_a_failed_step():
     assert delta.finish_reason is FinishReason.ERROR and "ZeroDivisionError" in delta.error
     with pytest.raises(EngineError):
         harness.step()
+
+
+def test_tokens_that_are_cached_do_not_wait_to_be_computed():
+    harness = Harness(max_num_seqs=1)
+    harness.add("a", list(range(9)), max_tokens=1)
+    harness.run()
+    harness.add("other", [7] * 5, max_tokens=1)
+    harness.add("b", list(range(9)), max_tokens=1)
+    block_size = harness.executor.layout.block_size
+    assert harness.engine.load().waiting_tokens == 5 + 9 - 9 // block_size * block_size
+    harness.run()
+    assert harness.engine.load().waiting_tokens == 0
 
 
 def test_load_tells_what_the_router_needs():
