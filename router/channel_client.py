@@ -13,8 +13,8 @@ from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo,
 from . import wire
 from .wire import WireError
 
-PING_S = 2.0
-SILENCE_S = 10.0
+PING_S = 1.0
+SILENCE_S = 5.0
 """A peer that says nothing for this long, not even pong, is gone."""
 CONNECT_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
