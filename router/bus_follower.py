@@ -24,7 +24,8 @@ class BusFollower:
     """Applies every replica's events to ``index`` and calls ``on_members`` with all leased replicas, time and again.
 
     Nothing that a replica sends stops it: bad entries are skipped and counted in ``skipped``, gaps in ``gaps`` and
-    mended by snapshots. While the bus cannot be reached everything stays as it was, and ``fault`` says why.
+    mended by snapshots, batches that contradict what is known in ``conflicts``. While the bus cannot be reached
+    everything stays as it was, and ``fault`` says why.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class BusFollower:
     ) -> None:
         self.skipped = 0
         self.gaps = 0
+        self.conflicts = 0
+        self._contradictory: set[ReplicaId] = set()
         self.fault = ""
         self._bus = bus
         self._index = index
@@ -83,7 +86,10 @@ class BusFollower:
             batch = decode(entry.data)
             if batch.replica != entry.replica:
                 raise ValueError(f"it claims to be of {batch.replica}")
+            conflicts = self._index.conflicts_of(batch.replica)
             applied = self._index.apply(batch)
+            if self._index.conflicts_of(batch.replica) > conflicts:
+                self._contradicted(batch.replica)
         except Exception as error:  # one replica's garbage must not stop the others' events
             self.skipped += 1
             logger.warning("skipping an event batch of %s: %s", entry.replica, error)
@@ -94,6 +100,13 @@ class BusFollower:
             self._lost.add(entry.replica)
         elif applied is Applied.APPLIED:
             self._lost.discard(entry.replica)
+
+    def _contradicted(self, replica: ReplicaId) -> None:
+        """What is known stays; it is told once for each replica."""
+        self.conflicts += 1
+        if replica not in self._contradictory:
+            self._contradictory.add(replica)
+            logger.warning("replica %s contradicts what is known of equal tokens or hashes; leaving that out", replica)
 
     async def _ask_for_snapshots(self) -> None:
         """Of those that a later entry has not set right; again and again until one does."""

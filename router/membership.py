@@ -146,6 +146,7 @@ class Membership:
             index_blocks=self.index.num_blocks,
             gaps=follower.gaps,
             skipped=follower.skipped,
+            conflicts=follower.conflicts,
         )
 
     def _update(self, infos: list[ReplicaInfo]) -> None:

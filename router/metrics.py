@@ -170,6 +170,9 @@ class ClusterCollector(Collector):
         yield CounterMetricFamily(
             "warmroot:index_skipped_batches", "Event batches that could not be read", value=status.skipped
         )
+        yield CounterMetricFamily(
+            "warmroot:index_conflicts", "Event batches that contradicted what was known", value=status.conflicts
+        )
 
 
 def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:

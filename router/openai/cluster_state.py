@@ -54,6 +54,8 @@ class StoreStatus:
     """Batches that did not follow what was known, since start; snapshots mend these."""
     skipped: int = 0
     """Batches that could not be read, since start."""
+    conflicts: int = 0
+    """Batches that contradicted what was known of equal tokens or hashes, since start; that part is left out."""
 
 
 class ClusterState(Protocol):

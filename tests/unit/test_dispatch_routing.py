@@ -493,3 +493,18 @@ async def test_who_is_ready_is_looked_at_only_when_it_changes():
     a.connect(False)
     await cluster.run(request_id="3")
     assert cluster.where() == {"a": ["2"], "b": ["1", "3"]}
+
+
+async def test_a_replica_that_contradicts_the_others_is_counted_and_named_once(caplog):
+    cluster = Cluster()
+    await cluster.join("a", "b")
+    tokens = list(range(32))
+    await cluster.publish("a", cluster.stored(tokens))
+    for _ in range(2):
+        await cluster.publish("b", BlocksStored(ROOT, (b"x" * 16, b"y" * 16), pack_tokens(tokens)))
+    follower = cluster.membership.follower
+    assert (follower.conflicts, follower.gaps, follower.skipped) == (2, 0, 0)
+    assert [record.message for record in caplog.records if "contradicts" in record.message] == [
+        "replica b contradicts what is known of equal tokens or hashes; leaving that out"
+    ]
+    assert cluster.membership.index.match(ROOT, pack_tokens(tokens), BLOCK) == {"a": 32}

@@ -1,4 +1,4 @@
-"""A stream of prompts that nobody repeats: what a router keeps is bounded by what replicas hold and what is in flight."""
+"""A stream of prompts that nobody repeats: a router keeps what replicas hold and what is in flight, and no more."""
 
 import random
 from collections import deque
