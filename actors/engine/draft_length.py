@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 _ROWS, _PASSES = 64.0, 8.0
 """Scale of the features: what was not measured yet is thought of as cheap, and tried."""
-_SHARE = 0.2
-"""Of a new measurement in the average of its shape."""
+_DOWN, _UP = 0.3, 0.03
+"""Share of a new measurement in its average, where it is lower and where not: what disturbs a step makes it slower."""
 _FADING = 0.998
 _ROUNDS = 3
 """The rate converges from below, quadratically."""
@@ -35,6 +35,18 @@ class StepShape:
     """Passes of the drafting layers after it."""
 
 
+@dataclass(slots=True)
+class _Average:
+    rows: float
+    seconds: float
+    when: int
+
+    def add(self, rows: int, seconds: float, when: int) -> None:
+        self.rows += _DOWN * (rows - self.rows)
+        self.seconds += (_UP if seconds > self.seconds else _DOWN) * (seconds - self.seconds)
+        self.when = when
+
+
 class StepSeconds:
     """Seconds of a step as base + rows · per_row + passes · per_pass, near a number of rows.
 
@@ -42,33 +54,35 @@ class StepSeconds:
     """
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[float, int], tuple[float, float, int]] = {}
-        """By (rows rounded, passes): rows, seconds, when."""
+        self._measured: dict[tuple[int, int], _Average] = {}
+        """By (rows rounded, passes)."""
         self._now = 0
 
     def record(self, shape: StepShape, seconds: float) -> None:
         """A step that took so long."""
         self._now += 1
         key = (round(8 * log2(shape.rows)), shape.passes)
-        rows, average, _ = self._measured.get(key, (float(shape.rows), seconds, 0))
-        rows, average = rows + _SHARE * (shape.rows - rows), average + _SHARE * (seconds - average)
-        self._measured[key] = (rows, average, self._now)
+        average = self._measured.setdefault(key, _Average(shape.rows, seconds, self._now))
+        average.add(shape.rows, seconds, self._now)
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
         return bool(self._measured)
 
-    def costs(self, near: int) -> tuple[float, float, float]:
-        """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows."""
-        measured = self._measured.items()
-        features: Floats = np.array([(1.0, rows / _ROWS, passes / _PASSES) for (_, passes), (rows, _, _) in measured])
-        seconds: Floats = np.array([average for _, (_, average, _) in measured])
-        weights: Floats = np.array([self._weight(rows / near, when) for _, (rows, _, when) in measured])
+    def costs(self, near: int, trust: float = 1.0) -> tuple[float, float, float]:
+        """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows.
+
+        With less ``trust`` in what was measured, more than that costs less.
+        """
+        found = [(average, passes) for (_, passes), average in self._measured.items()]
+        features: Floats = np.array([(1.0, average.rows / _ROWS, passes / _PASSES) for average, passes in found])
+        seconds: Floats = np.array([average.seconds for average, _ in found])
+        weights: Floats = np.array([self._weight(average.rows / near, average.when) for average, _ in found])
         # Where steps do not tell the three apart, the smallest numbers that explain them are taken.
         solved, *_ = np.linalg.lstsq(features * weights[:, None], seconds * weights, rcond=1e-4)
         base, per_row, per_pass = np.maximum(solved / (1.0, _ROWS, _PASSES), 0.0).tolist()
-        return base, per_row, per_pass
+        return base + near * per_row * (1.0 - trust), per_row * trust, per_pass * trust
 
     def _weight(self, distance: float, when: int) -> float:
         """Of an equation: what is old or of another size counts less."""

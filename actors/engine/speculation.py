@@ -20,6 +20,8 @@ HOPE = 0.7
 """Acceptance that is assumed before any was measured, and slowly again while nothing is drafted."""
 _MEMORY = 0.1
 _RECOVERY = 0.02
+_DOUBT = 0.03
+"""Of step times each time that they forbid drafts: a bad measurement must not forbid them for ever."""
 REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
 
@@ -54,6 +56,7 @@ class Speculator:
         self._acceptance = HOPE
         self._rest = 0
         self._patience = REST_STEPS[0]
+        self._trust = 1.0
         self._longest = 1
         """Draft lengths that steps have been seen with, doubled: what is longer might be very slow."""
 
@@ -87,13 +90,14 @@ class Speculator:
             return [0] * len(requests)
         most = min(most, self._longest)
         acceptances = [self._acceptance_of(request) for request in requests]
-        costs, by_passes = self._seconds.costs(rows), self.config.drafts_on_ranks
+        costs, by_passes = self._seconds.costs(rows, self._trust), self.config.drafts_on_ranks
         lengths = draft_lengths(acceptances, rows, most, costs, by_passes=by_passes)
         self._longest = max(self._longest, 2 * max(lengths))
         if any(lengths):
-            self._patience = max(REST_STEPS[0], self._patience - REST_STEPS[0])
+            self._patience, self._trust = max(REST_STEPS[0], self._patience - REST_STEPS[0]), 1.0
         else:
             self._rest, self._patience = self._patience, min(2 * self._patience, REST_STEPS[1])
+            self._trust *= 1.0 - _DOUBT
         for request, length in zip(requests, lengths, strict=True):
             if not length:
                 request.acceptance = _moved(self._acceptance_of(request), self._acceptance, _RECOVERY)
