@@ -12,7 +12,14 @@ from rich.text import Text
 
 from ..actors.engine_host import EngineHost
 from ..actors.local_engine import LocalGenerator
-from ..cluster.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, WarmrootConfig
+from ..cluster.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    WarmrootConfig,
+)
 from ..cluster.errors import ConfigError, EngineError, InvalidRequestError
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..cluster.sampling_params import SamplingParams
@@ -175,7 +182,7 @@ class _TokenRate(ProgressColumn):
 
 
 def _config(model: str, num_threads: int | None, keys: dict[str, Any]) -> WarmrootConfig:
-    sections = (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig)
+    sections = (ModelConfig, ParallelConfig, CacheConfig, SchedulerConfig, SpeculationConfig)
     allowed = {key for section in sections for key in section.model_fields}
     foreign = WarmrootConfig.keys().keys() - allowed
     for key in keys:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from joint_harness import JointHarness, ScriptedGroups
-from test_engine_properties import LAYOUTS, EngineMachine
+from test_engine_properties import LAYOUTS, SPECULATION, EngineMachine
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
@@ -173,8 +173,9 @@ class JointMachine(EngineMachine):
         chunk=st.sampled_from([None, 1, 5]),
         caching=st.sampled_from([True, True, True, False]),
         in_flight=st.integers(1, 3),
+        speculation=st.sampled_from(SPECULATION),
     )
-    def start(self, num_groups, windows, num_blocks, max_num_seqs, budget, chunk, caching, in_flight):
+    def start(self, num_groups, windows, num_blocks, max_num_seqs, budget, chunk, caching, in_flight, speculation):
         self.harness = JointHarness(
             num_groups,
             num_blocks=num_blocks,
@@ -185,6 +186,7 @@ class JointMachine(EngineMachine):
             max_num_batched_tokens=max_num_seqs + budget,
             max_prefill_chunk=chunk,
             enable_prefix_caching=caching,
+            speculation=speculation,
         )
         self.requests = {}
         self.aborted = set()
