@@ -14,6 +14,7 @@ from warmroot.actors.runner.choice import choice_for, draw_weights
 from warmroot.actors.runner.draft_layers import DraftModel, LayerSkip
 from warmroot.actors.runner.drafting import Drafter
 from warmroot.actors.runner.draw import Stream, draw, uniform
+from warmroot.actors.runner.load import KvMemoryConfig, load_runner
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.actors.runner.verify import DraftedRow, VerifyingChoice, num_accepted
 from warmroot.cluster.errors import ConfigError
@@ -41,7 +42,7 @@ REQUESTS = {
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
+def folder(tmp_path_factory):
     """A model that repeats itself."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
@@ -59,6 +60,11 @@ def decoder(tmp_path_factory):
         parameter.data.normal_(0.0, 0.25)
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoder(folder):
     return load_model(folder, dtype="float32", device=CPU)
 
 
@@ -210,6 +216,25 @@ def next_weights(decoder, token_ids: list[int], params: SamplingParams) -> torch
     row = DraftedRow(params, 0, 0, np.zeros(1, np.int32))
     weights = draw_weights(logits, [row])[0]
     return weights / weights.sum()
+
+
+def test_a_drafting_model_shares_the_memory_for_pages(folder, decoder):
+    kv = KvMemoryConfig(block_size=4, kv_cache_memory=2**20)
+    alone = load_runner(folder, dtype="float32", kv=kv)
+    config = SpeculativeConfig(
+        method="draft_model", model=str(folder), adaptive=False, num_speculative_tokens=3, verification="coupled"
+    )
+    runner = load_runner(folder, dtype="float32", kv=kv, speculation=config, draft_path=folder)
+    assert runner.num_blocks == alone.num_blocks // 2
+    options = {"max_num_seqs": 8, "eos_token_ids": runner.eos_token_ids}
+    settings = EngineConfig(max_model_len=200, speculation=config, **options)
+    engine = Engine(runner, settings, time.monotonic, namespace_root("test"))
+    found, plain = run(engine), run(make_engine(decoder, None))
+    assert {name: tokens(deltas) for name, deltas in found.items()} == {
+        name: tokens(deltas) for name, deltas in plain.items()
+    }
+    load = engine.load()
+    assert load.num_draft_tokens == sum(load.accepted_by_place) > 100
 
 
 def test_layers_that_cannot_draft(decoder):
