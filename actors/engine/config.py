@@ -22,6 +22,8 @@ class EngineConfig:
     """Waiting requests beyond which new ones are refused with OverloadedError."""
     enable_prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
+    share_partial_blocks: bool = True
+    """Reuse the first tokens of a block too where others follow. Not for quantised KV, whose blocks are read as one."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end a sequence unless it asks for ``ignore_eos``."""
     vocab_size: int | None = None

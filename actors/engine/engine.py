@@ -33,7 +33,12 @@ class Engine:
         """``clock`` gives seconds, monotonic; ``namespace`` is the root of the block hashes without a tenant's salt."""
         self.config = config
         self.namespace = namespace
-        self.cache = PrefixCache(executor.layout, executor.num_blocks, enabled=config.enable_prefix_caching)
+        self.cache = PrefixCache(
+            executor.layout,
+            executor.num_blocks,
+            enabled=config.enable_prefix_caching,
+            min_partial=None if config.share_partial_blocks else 0,
+        )
         num_parts = 1 if executor.chains else executor.max_in_flight
         self.speculator = None if config.speculation is None else Speculator(config.speculation)
         self.scheduler = Scheduler(

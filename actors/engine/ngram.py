@@ -5,6 +5,9 @@ Saxena, "Prompt Lookup Decoding", 2023. Every token is indexed once, so a look-u
 
 from array import array
 
+MAX_INDEXED = 2048
+"""Tokens that one call takes in: a long prompt must not hold up a step."""
+
 
 class NgramIndex:
     """Where runs of tokens of one growing sequence stood last."""
@@ -23,11 +26,12 @@ class NgramIndex:
         ``tokens`` begin with those of the call before.
         """
         length = len(tokens)
-        for end in range(self._indexed + 1, length):
+        last = min(length, self._indexed + 1 + MAX_INDEXED)
+        for end in range(self._indexed + 1, last):
             for size in self._sizes:
                 if size <= end:
                     self._ends[tokens[end - size : end].tobytes()] = end
-        self._indexed = max(self._indexed, length - 1)
+        self._indexed = max(self._indexed, last - 1)
         for size in self._sizes:
             end = self._ends.get(tokens[length - size :].tobytes()) if size < length else None
             if end is not None:

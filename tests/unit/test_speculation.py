@@ -7,7 +7,7 @@ from engine_harness import Harness, expected_output
 from pydantic import ValidationError
 
 from warmroot.actors.engine.draft_length import StepSeconds, StepShape, draft_lengths
-from warmroot.actors.engine.ngram import NgramIndex
+from warmroot.actors.engine.ngram import MAX_INDEXED, NgramIndex
 from warmroot.cluster.messages import FinishReason
 from warmroot.cluster.speculative_config import SpeculativeConfig
 
@@ -119,6 +119,13 @@ def test_ngrams_continue_what_stood_there_before():
     # What repeats is continued beyond the end.
     assert NgramIndex(1, 3).continuation(array("i", [5, 6, 7, 6, 7]), 5) == [6, 7, 6, 7, 6]
     assert NgramIndex(2, 4).continuation(array("i", [1]), 3) == []
+
+
+def test_a_long_prompt_is_indexed_over_several_calls():
+    length = 2 * MAX_INDEXED + 100
+    tokens = array("i", [*range(length), length - 10, length - 9])
+    index = NgramIndex(2, 3)
+    assert [index.continuation(tokens, 2) for _ in range(3)] == [[], [], [length - 8, length - 7]]
 
 
 def test_lengths_follow_what_rows_cost():
