@@ -50,7 +50,7 @@ RoutingPolicyName = Literal[
 ]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8"]
-KvDtypeName = Literal["auto", "fp32", "fp16", "bf16"]
+KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4", "k8v4"]
 
 
 class Section(BaseModel):
@@ -99,7 +99,8 @@ class CacheConfig(Section):
     block_size: int = Field(16, ge=1, le=256)
     """Tokens per KV block."""
     kv_cache_dtype: KvDtypeName = "auto"
-    """Type of cached keys and values. auto: 16 bits, or fp32 if dtype is float32 or no kernel reads 16 bits."""
+    """Form of cached keys and values; k8v4: keys int8, values int4. auto: 16 bits, or fp32 for dtype float32 or
+    without kernels that read 16 bits."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that a replica may use for weights and KV."""
     kv_cache_memory: Bytes | None = Field(None, gt=0)

@@ -1,7 +1,4 @@
-"""What a cached token costs in each KV format, scales and all.
-
-Whole and half floats are served; the quantised formats are planned, and their sizes serve the capacity plan.
-"""
+"""What a cached token costs in each KV format, scales and all. ``docs/kv_formats.md`` has the layouts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +7,12 @@ from .errors import ConfigError
 
 GROUP_SIZE = 128
 """Most elements that share one scale in ``group`` scaling."""
-SCALE_BYTES = 4
-"""A scale and a zero point, two bytes each."""
+CHANNEL_BYTES = 2
+"""A scale and a minimum, in units that a page has once."""
+UNITS_BYTES = 8
+"""The lowest minimum, and the units of scales and minima."""
+SCALE_BYTES = 3
+"""A scale of two bytes and a zero point of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +27,30 @@ class Storage:
 
     def page_bytes(self, head_dim: int, block_size: int) -> int:
         """Bytes of ``block_size`` tokens of one head."""
-        scales = {
-            None: 0,
-            "channel": head_dim,
-            "token": block_size,
-            "group": block_size * -(-head_dim // GROUP_SIZE),
-        }[self.scaled_per]
-        return block_size * -(-head_dim * self.bits // 8) + scales * SCALE_BYTES
+        codes = block_size * -(-head_dim * self.bits // 8)
+        if self.scaled_per is None:
+            return codes
+        if self.scaled_per == "channel":
+            return codes + head_dim * CHANNEL_BYTES + UNITS_BYTES
+        groups = 1 if self.scaled_per == "token" else -(-head_dim // GROUP_SIZE)
+        return codes + block_size * groups * SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """A KV format: ``served`` now, or planned."""
+    """A KV format."""
 
     name: str
     key: Storage
     value: Storage
-    served: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether pages hold codes and scales instead of floats."""
+        return self.key.scaled_per is not None
 
     def page_bytes(self, head_dim: int, block_size: int) -> int:
         """Keys and values of ``block_size`` tokens of one KV head."""
@@ -56,12 +64,12 @@ class KvFormat:
 KV_FORMATS: dict[str, KvFormat] = {
     fmt.name: fmt
     for fmt in (
-        KvFormat("fp32", Storage(32), Storage(32), served=True),
-        KvFormat("fp16", Storage(16), Storage(16), served=True),
-        KvFormat("bf16", Storage(16), Storage(16), served=True),
-        KvFormat("int8", Storage(8, "channel"), Storage(8, "token"), served=False),
-        KvFormat("int4", Storage(4, "group"), Storage(4, "group"), served=False),
-        KvFormat("k8v4", Storage(8, "channel"), Storage(4, "group"), served=False),
+        KvFormat("fp32", Storage(32), Storage(32)),
+        KvFormat("fp16", Storage(16), Storage(16)),
+        KvFormat("bf16", Storage(16), Storage(16)),
+        KvFormat("int8", Storage(8, "channel"), Storage(8, "token")),
+        KvFormat("int4", Storage(4, "channel"), Storage(4, "group")),
+        KvFormat("k8v4", Storage(8, "channel"), Storage(4, "group")),
     )
 }
 

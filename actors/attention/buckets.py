@@ -41,6 +41,10 @@ class Bucket:
     bias: torch.Tensor | None
     """[B, 1, num_queries, num_keys], 0 or -inf; None: no key is hidden but by ``is_causal``."""
     is_causal: bool
+    first_block: torch.Tensor
+    """[B]: which of its sequence's blocks is the first of ``blocks``."""
+    query_at: torch.Tensor
+    """[B, num_queries] positions."""
     shared: torch.Tensor | None = None
     """Blocks that come before ``blocks`` in every sequence, read once for all of them."""
 
@@ -172,6 +176,6 @@ def _bucket(
         seen &= key_at[:, None] > query_at[:, :, None] - window
         is_causal = is_causal and num_queries <= window
     if is_causal or bool(seen.all()):
-        return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal)
+        return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal, first, query_at)
     bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-    return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False)
+    return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False, first, query_at)

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from ...cluster.errors import ConfigError
-from .interface import AttentionMetadata
+from .interface import AttentionMetadata, KvPages
+from .quantised import QuantisedAttention
+from .quantised_keys import QuantisedKeys
 
 
 class FlashAttention:
@@ -25,6 +27,7 @@ class FlashAttention:
             raise ConfigError(
                 f"flash attention needs the 'gpu' extra (pip install 'warmroot[gpu]'): {error}", param="attention"
             ) from error
+        self._quantised = QuantisedAttention()
 
     def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See ``AttentionBackend.page_shapes``."""
@@ -35,18 +38,20 @@ class FlashAttention:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
         """See ``AttentionBackend.append``."""
+        if isinstance(k_cache, QuantisedKeys):
+            return self._quantised.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD
         v_cache.view(-1, *v_cache.shape[2:])[slot_mapping] = v_TKD
 
     def forward(
         self,
         q_THD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         *,
@@ -54,7 +59,11 @@ class FlashAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """See ``AttentionBackend.forward``."""
+        """See ``AttentionBackend.forward``. Quantised pages are read by plain torch."""
+        if isinstance(k_cache, QuantisedKeys):
+            return self._quantised.forward(
+                q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap
+            )
         out_THD = torch.empty_like(q_THD)
         options: dict[str, Any] = {
             "softmax_scale": scale,

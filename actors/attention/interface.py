@@ -1,9 +1,14 @@
 """The attention contract, flash-attention's: varlen queries over a paged KV cache."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
+
+from .quantised_keys import QuantisedKeys
+
+KvPages: TypeAlias = torch.Tensor | QuantisedKeys
+"""A layer's keys, as the backend that reads them wants them; its values are a tensor in every format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class AttentionBackend(PagedBackend, Protocol):
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
@@ -69,7 +74,7 @@ class AttentionBackend(PagedBackend, Protocol):
     def forward(
         self,
         q_THD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         *,

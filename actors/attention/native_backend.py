@@ -8,7 +8,7 @@ import torch
 from ...cluster.errors import ConfigError
 from ..kernels.attention import AttentionPlan, PagedAttention
 from ..kernels.library import NativeLibrary, native
-from .interface import AttentionMetadata
+from .interface import AttentionMetadata, KvPages
 from .kv_memory import KvMemory
 
 
@@ -19,7 +19,7 @@ class _Planned(NamedTuple):
 
 
 class NativeAttention:
-    """For float32 queries on the CPU; pages are float32, float16 or bfloat16.
+    """For float32 queries on the CPU; pages are float32, float16, bfloat16 or quantised.
 
     A step's work is planned once per (metadata, window) and the plan kept for the step's other layers, so metadata
     must not change in place.
@@ -44,7 +44,7 @@ class NativeAttention:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
@@ -54,7 +54,7 @@ class NativeAttention:
     def forward(
         self,
         q_THD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         *,
@@ -70,9 +70,7 @@ class NativeAttention:
         """What ``forward`` would do in any layer of that window. Kept for a few steps: use it in the one it is for."""
         return self._plan(metadata, window, kv.keys[0], num_heads)
 
-    def _plan(
-        self, metadata: AttentionMetadata, window: int | None, k_cache: torch.Tensor, num_heads: int
-    ) -> AttentionPlan:
+    def _plan(self, metadata: AttentionMetadata, window: int | None, k_cache: KvPages, num_heads: int) -> AttentionPlan:
         for planned in reversed(self._plans):
             if planned.metadata is metadata and planned.window == window:
                 return planned.plan

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from .buckets import Bucket, BucketPlans, PageGather
-from .interface import AttentionMetadata
+from .interface import AttentionMetadata, KvPages
+from .quantised import QuantisedAttention
+from .quantised_keys import QuantisedKeys
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class TorchAttention:
     _plans: BucketPlans = field(default_factory=BucketPlans)
     _gather_keys: PageGather = field(default_factory=PageGather)
     _gather_values: PageGather = field(default_factory=PageGather)
+    _quantised: QuantisedAttention = field(default_factory=QuantisedAttention)
 
     def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See ``AttentionBackend.page_shapes``."""
@@ -31,18 +34,20 @@ class TorchAttention:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
         """See ``AttentionBackend.append``."""
+        if isinstance(k_cache, QuantisedKeys):
+            return self._quantised.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD.to(k_cache.dtype)
         v_cache.view(-1, *v_cache.shape[2:])[slot_mapping] = v_TKD.to(v_cache.dtype)
 
     def forward(
         self,
         q_THD: torch.Tensor,
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         *,
@@ -51,6 +56,10 @@ class TorchAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
+        if isinstance(k_cache, QuantisedKeys):
+            return self._quantised.forward(
+                q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap
+            )
         buckets = self._plans.buckets(metadata, k_cache.shape[1], window, q_THD.dtype)
         if len(buckets) == 1 and buckets[0].rows is None:
             return self._attend(q_THD, k_cache, v_cache, buckets[0], scale, softcap)

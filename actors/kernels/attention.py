@@ -2,7 +2,7 @@
 
 The operators exist where the native library does. Pages of keys are [num_kv_heads, head_dim, block_size], those of
 values [num_kv_heads, block_size, head_dim], float32, float16 or bfloat16. Latents are keys and values of all heads at
-once: their pages are [block_size, size].
+once: their pages are [block_size, size]. Quantised pages are bytes (``native/kv_quantised.h``).
 """
 
 import ctypes
@@ -10,11 +10,14 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 
+from ..attention.quantised_keys import QuantisedKeys
 from .library import NativeLibrary, native
 from .structs import KvCacheStruct
 
 PAGE_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """wr_format of the pages' elements."""
+_QUANTISED = {"int8": 5, "int4": 6, "k8v4": 7}
+"""wr_format of quantised pages."""
 
 
 class SequencesStruct(ctypes.Structure):
@@ -88,7 +91,7 @@ class PagedAttention:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_pages: torch.Tensor,
+        k_pages: torch.Tensor | QuantisedKeys,
         v_pages: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
@@ -102,7 +105,13 @@ class PagedAttention:
         )
 
     def attend(
-        self, q_THD: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: int, scale: float, softcap: float
+        self,
+        q_THD: torch.Tensor,
+        k_pages: torch.Tensor | QuantisedKeys,
+        v_pages: torch.Tensor,
+        plan: int,
+        scale: float,
+        softcap: float,
     ) -> torch.Tensor:
         """float32 [T, num_heads, head_dim] -> the same shape. ``plan``: an AttentionPlan's handle; softcap 0: none."""
         return self._attend_to(q_THD, cache_struct(k_pages, v_pages), plan, scale, softcap)
@@ -135,9 +144,20 @@ def _has_packed_heads(x_THD: torch.Tensor) -> bool:
     return x_THD.stride(2) == 1 and x_THD.stride(1) == x_THD.shape[2]
 
 
-def cache_struct(k_pages: torch.Tensor, v_pages: torch.Tensor) -> KvCacheStruct:
+def cache_struct(k_pages: torch.Tensor | QuantisedKeys, v_pages: torch.Tensor) -> KvCacheStruct:
     """One layer's pages as the C functions take them. Points into the tensors, which the caller keeps."""
     _, num_kv_heads, head_dim, block_size = k_pages.shape
+    if isinstance(k_pages, QuantisedKeys):
+        return KvCacheStruct(
+            keys=k_pages.pages.data_ptr(),
+            values=v_pages.data_ptr(),
+            format=_QUANTISED[k_pages.codec.format.name],
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            open_keys=k_pages.open_pages.data_ptr(),
+            open_pages=k_pages.open.table.data_ptr(),
+        )
     return KvCacheStruct(
         keys=k_pages.data_ptr(),
         values=v_pages.data_ptr(),

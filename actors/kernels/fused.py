@@ -41,6 +41,8 @@ class _Bound(NamedTuple):
     """The layers with the pages of one KV memory."""
 
     kv: KvMemory
+    open_pages: int
+    """Where there are more now, they lie elsewhere."""
     decoder: DecoderStruct
     layers: ctypes.Array[LayerStruct]
 
@@ -95,8 +97,9 @@ class FusedStep:
         self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]
     ) -> torch.Tensor:
         """[T, hidden] float32 -> the same tensor after all layers; keys and values are appended to ``kv``."""
-        if self._bound is None or self._bound.kv is not kv:
-            self._bound = self._bind(kv)
+        open_pages = 0 if kv.open is None else kv.open.num_pages
+        if self._bound is None or self._bound.kv is not kv or self._bound.open_pages != open_pages:
+            self._bound = self._bind(kv, open_pages)
         angles = [rotary.rows(positions) for rotary in self._rotary]
         backend = self._layers[0].attention.backend
         assert isinstance(backend, NativeAttention)
@@ -132,7 +135,7 @@ class FusedStep:
                 run(half, half + 1)
                 group.all_reduce(x)
 
-    def _bind(self, kv: KvMemory) -> _Bound:
+    def _bind(self, kv: KvMemory, open_pages: int) -> _Bound:
         spec = self._spec
         layers = (LayerStruct * len(self._layers))()
         for index, layer in enumerate(self._layers):
@@ -152,7 +155,7 @@ class FusedStep:
             scale=spec.query_scale,
             softcap=spec.attention_softcap or 0.0,
         )
-        return _Bound(kv, decoder, layers)
+        return _Bound(kv, open_pages, decoder, layers)
 
 
 def _is_native(layer: "DecoderLayer") -> bool:

@@ -14,6 +14,8 @@ class KvCacheStruct(ctypes.Structure):
         ("block_size", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("open_keys", c_void_p),
+        ("open_pages", c_void_p),
     ]
 
 

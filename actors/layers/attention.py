@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..attention.interface import AttentionBackend, AttentionMetadata
+from ..attention.interface import AttentionBackend, AttentionMetadata, KvPages
 from .linear import Linear
 from .norm import QueryKeyNorm, RMSNorm
 from .rotary import rotate
@@ -34,7 +34,7 @@ class SelfAttention:
         self,
         x: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:

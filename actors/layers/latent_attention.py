@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ...cluster.model_spec import MlaSpec
-from ..attention.interface import AttentionMetadata, LatentBackend
+from ..attention.interface import AttentionMetadata, KvPages, LatentBackend
 from ..kernels.by_head import multiply_by_head
 from .linear import Linear
 from .norm import RMSNorm
@@ -40,7 +40,7 @@ class LatentSelfAttention:
         self,
         x: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
@@ -53,6 +53,7 @@ class LatentSelfAttention:
         plain_THN, turned_THR = q_THD.split((mla.qk_nope_head_dim, mla.qk_rope_head_dim), -1)
         latent, shared_key = compressed.split((mla.kv_lora_rank, mla.qk_rope_head_dim), -1)
         turned = rotate(self._halves(torch.cat((turned_THR, shared_key[:, None]), 1)), angles)
+        assert isinstance(k_cache, torch.Tensor)  # latents are not quantised
         self.backend.append(torch.cat((self.kv_norm(latent), turned[:, -1]), -1), k_cache, metadata.slot_mapping)
         q_THE = torch.cat((multiply_by_head(plain_THN, self.key_up), turned[:, :-1]), -1)
         mixed = self.backend.forward(q_THE, k_cache, metadata, scale=self.scale, value_size=mla.kv_lora_rank)

@@ -8,7 +8,7 @@ import torch
 
 from ...cluster.model_spec import MLA_NORM_EPS, MlaSpec, ModelSpec, RopeSpec
 from ...cluster.model_tensors import FINAL_NORM
-from ..attention.interface import AttentionBackend, AttentionMetadata, LatentBackend
+from ..attention.interface import AttentionBackend, AttentionMetadata, KvPages, LatentBackend
 from ..attention.kv_memory import KvMemory
 from ..kernels.fused import FusedStep
 from ..layers.attention import SelfAttention
@@ -47,7 +47,7 @@ class DecoderLayer:
         self,
         x: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        k_cache: torch.Tensor,
+        k_cache: KvPages,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
@@ -144,6 +144,7 @@ class Decoder:
         self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]
     ) -> torch.Tensor:
         """All layers; x is overwritten."""
+        kv.prepare(metadata)
         if self._fused is not None and self._fused.suits(x.shape[0]):
             return self._fused(x, positions, kv, metadata)
         angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}

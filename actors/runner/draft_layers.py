@@ -8,7 +8,7 @@ from ...cluster.ids import RequestId
 from ...cluster.kv_layout import KvGroup, KvLayout
 from ...cluster.model_spec import ModelSpec
 from ..attention.interface import AttentionMetadata
-from ..attention.kv_memory import KvMemory
+from ..attention.kv_memory import KvMemory, KvType
 from ..engine.plan import SequenceStep, StepPlan
 from ..models.decoder import Decoder
 from .batch import pack
@@ -57,7 +57,7 @@ class DraftModel:
     """
 
     def __init__(
-        self, decoder: Decoder, target: ModelSpec, layout: KvLayout, num_blocks: int, kv_dtype: torch.dtype
+        self, decoder: Decoder, target: ModelSpec, layout: KvLayout, num_blocks: int, kv_dtype: KvType
     ) -> None:
         """``target`` and its ``layout`` are the model that verifies. Raises ConfigError where the two do not suit."""
         spec = decoder.spec

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 
 from ...cluster.errors import ConfigError
+from ...cluster.kv_formats import KV_FORMATS
 from ...cluster.kv_layout import KvLayout
 from ...cluster.speculative_config import SpeculativeConfig
+from ..attention.kv_memory import KvType
 from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.spec import model_len
@@ -76,26 +78,33 @@ def load_runner(
 
 def kv_memory_for(
     decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, max_model_len: int | None, max_num_seqs: int
-) -> tuple[torch.dtype, int]:
+) -> tuple[KvType, int]:
     """Type and number of the KV blocks that a loaded model gets. Raises ConfigError."""
     kv_dtype = _kv_dtype(kv.kv_cache_dtype, decoder)
     length = model_len(decoder.spec, max_model_len)
     return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
 
 
-def _kv_dtype(name: str, decoder: Decoder) -> torch.dtype:
+def _kv_dtype(name: str, decoder: Decoder) -> KvType:
     if name == "auto":
         # The native attention reads 16-bit keys as fast as it can get them; torch's converts what it gathers.
         return decoder.table_dtype if decoder.backend.name == "native" else decoder.dtype
-    if name not in _KV_DTYPES:
+    if name not in KV_FORMATS:
         raise ConfigError(
-            f"kv_cache_dtype: {name!r} is not one of auto, {', '.join(_KV_DTYPES)}", param="kv_cache_dtype"
+            f"kv_cache_dtype: {name!r} is not one of auto, {', '.join(KV_FORMATS)}", param="kv_cache_dtype"
         )
-    return _KV_DTYPES[name]
+    if name in _KV_DTYPES:
+        return _KV_DTYPES[name]
+    if decoder.spec.mla is not None:
+        raise ConfigError(
+            f"kv_cache_dtype: {name} needs keys and values; this model caches latents, which fp16 keeps small",
+            param="kv_cache_dtype",
+        )
+    return KV_FORMATS[name]
 
 
 def _num_blocks(
-    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, dtype: torch.dtype, length: int, max_num_seqs: int
+    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, dtype: KvType, length: int, max_num_seqs: int
 ) -> int:
     if kv.kv_cache_memory is not None:
         return kv_blocks_for(decoder.spec, kv.kv_cache_memory, layout, dtype)

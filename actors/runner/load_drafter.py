@@ -7,7 +7,7 @@ import torch
 from ...cluster.kv_layout import KvLayout
 from ...cluster.model_spec import ModelSpec
 from ...cluster.speculative_config import SpeculativeConfig
-from ..attention.kv_memory import KvMemory
+from ..attention.kv_memory import KvMemory, KvType
 from ..models.decoder import Decoder
 from .choice import choice_for
 from .draft_layers import DraftModel, LayerSkip, draft_layout
@@ -20,7 +20,7 @@ def drafter_of(
     decoder: Decoder,
     layout: KvLayout,
     num_blocks: int,
-    kv_dtype: torch.dtype,
+    kv_dtype: KvType,
     draft: Decoder | None,
 ) -> Callable[[KvMemory], Drafter] | None:
     """What makes the drafter of a runner from its KV pages; None where no layers draft. Raises ConfigError."""

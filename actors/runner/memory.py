@@ -6,20 +6,24 @@ from pathlib import Path
 import torch
 
 from ...cluster.errors import ConfigError
+from ...cluster.kv_formats import KvFormat
 from ...cluster.kv_layout import KvLayout
 from ...cluster.model_spec import ModelSpec
+from ..attention.kv_memory import KvType
 
 _HOST_SHARE = 0.5
 """Of the free RAM: weights are loaded by then, but the machine has other things to do."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def page_bytes(spec: ModelSpec, layout: KvLayout, dtype: torch.dtype) -> int:
+def page_bytes(spec: ModelSpec, layout: KvLayout, dtype: KvType) -> int:
     """Bytes of one page: keys and values of ``block_size`` tokens in ``slots`` layers."""
+    if isinstance(dtype, KvFormat):
+        return layout.slots * spec.cache_heads * dtype.page_bytes(spec.cache_dim, layout.block_size)
     return layout.slots * layout.block_size * spec.cached_elements * dtype.itemsize
 
 
-def kv_blocks_for(spec: ModelSpec, memory_bytes: int, layout: KvLayout, dtype: torch.dtype) -> int:
+def kv_blocks_for(spec: ModelSpec, memory_bytes: int, layout: KvLayout, dtype: KvType) -> int:
     """Pages in ``memory_bytes``, the null page included. Raises ConfigError if they hold no sequence of one block."""
     size = page_bytes(spec, layout, dtype)
     num_blocks, least = memory_bytes // size, 1 + len(layout.groups)

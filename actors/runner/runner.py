@@ -13,7 +13,7 @@ from ...cluster.kv_layout import KvLayout
 from ...cluster.messages import TokenLogprob
 from ..attention.flash_backend import FlashAttention
 from ..attention.interface import AttentionMetadata
-from ..attention.kv_memory import KvMemory
+from ..attention.kv_memory import KvMemory, KvType
 from ..engine.plan import SequenceResult, StepPlan, StepResult
 from ..models.decoder import Decoder
 from .batch import Batch, apply_diff, only_decodes, pack
@@ -51,7 +51,7 @@ class ModelRunner:
         layout: KvLayout,
         num_blocks: int,
         *,
-        kv_dtype: torch.dtype | None = None,
+        kv_dtype: KvType | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
         max_num_seqs: int = 256,
         forward: Forward | None = None,
@@ -68,7 +68,7 @@ class ModelRunner:
         self.decoder = decoder
         self.layout = layout
         self.num_blocks = num_blocks
-        self.kv_dtype = kv_dtype or decoder.dtype
+        self.kv_dtype: KvType = kv_dtype or decoder.dtype
         self.eos_token_ids = spec.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._stage = forward
         self._kv = KvMemory.allocate(
@@ -80,8 +80,10 @@ class ModelRunner:
         self._drafter = None if make_drafter is None else make_drafter(self._kv)
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
-        # What reads lengths or counts on the host (torch's attention, experts), or hops, no recording can repeat.
-        records = isinstance(decoder.backend, FlashAttention) and forward is None and spec.moe is None
+        # What reads lengths or counts on the host (torch's attention, quantised KV, experts), or hops, no recording can
+        # repeat.
+        can_record = isinstance(decoder.backend, FlashAttention) and self._kv.open is None
+        records = can_record and forward is None and spec.moe is None
         self._decodes = self._graphs(eager, max_num_seqs) if records else eager
         self._plans: deque[StepPlan] = deque()
 

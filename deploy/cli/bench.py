@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|router|parallel``."""
+"""``warmroot bench engine|curves|overhead|routing|router|kv|parallel``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,6 +12,7 @@ BENCHES = {
     "overhead": "what HTTP, router and channel cost over the engine alone",
     "routing": "cached tokens and time to first token under each routing policy",
     "router": "lookups, decisions, events and start of a router, beside the rivals that are installed",
+    "kv": "KV formats: bytes, decode speed at long contexts, and quality",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
 }
 

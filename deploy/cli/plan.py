@@ -85,8 +85,8 @@ def _parser() -> Parser:
         "--kv-cache-dtype",
         choices=("auto", *KV_FORMATS),
         default="auto",
-        help="format of cached keys and values; int8, int4 and k8v4 are planned (default: auto, 16 bits"
-        " unless dtype is float32; CPUs without native kernels cache in fp32)",
+        help="format of cached keys and values; k8v4: keys int8, values int4 (default: auto, 16 bits unless dtype is"
+        " float32; CPUs without native kernels cache in fp32)",
     )
     parser.add_argument(
         "--device",

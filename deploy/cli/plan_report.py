@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...cluster.capacity import CapacityPlan, RankPlan
-from ...cluster.kv_formats import KV_FORMATS
 from ...cluster.model_spec import ModelSpec
 from ...cluster.step_traffic import Transfer, step_traffic
 from ...cluster.topology import Topology
@@ -85,7 +84,7 @@ def _redundant(plan: CapacityPlan) -> int:
 
 def _format(plan: CapacityPlan) -> dict[str, Any]:
     return {
-        "served": KV_FORMATS[plan.needs.kv_format.name].served,
+        "served": plan.layout.spec.mla is None or not plan.needs.kv_format.is_quantised,
         "kv_token_bytes": plan.tightest.kv_token_bytes,
         "kv_sequence_bytes": plan.sequence_bytes(plan.tightest),
         "num_blocks": plan.num_blocks,

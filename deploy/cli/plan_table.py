@@ -159,7 +159,7 @@ def _formats(report: Report) -> Table:
         table.add_column(heading, justify="right")
     for name, row in report["kv_formats"].items():
         table.add_row(
-            name if row["served"] else f"{name} (planned)",
+            name if row["served"] else f"{name} (not served)",
             f"{row['kv_token_bytes']:,.0f}",
             format_size(row["kv_sequence_bytes"]),
             f"{row['max_sequences']:,}",

@@ -129,15 +129,21 @@ def test_bytes_per_head_and_token_in_every_format():
         "fp32": 1024,
         "fp16": 512,
         "bf16": 512,
-        "int8": 128 + 128 * 4 / 16 + 128 + 4,
-        "int4": 2 * (64 + 4),
-        "k8v4": 128 + 128 * 4 / 16 + 64 + 4,
+        "int8": 128 + (128 * 2 + 8) / 16 + 128 + 3,
+        "int4": 64 + (128 * 2 + 8) / 16 + 64 + 3,
+        "k8v4": 128 + (128 * 2 + 8) / 16 + 64 + 3,
     }
 
 
 def test_int4_groups_hold_at_most_128_elements():
-    assert KV_FORMATS["int4"].token_bytes(64, 16) == 2 * (32 + 4)
-    assert KV_FORMATS["int4"].token_bytes(192, 16) == 2 * (96 + 8)
+    assert KV_FORMATS["int4"].value.page_bytes(64, 1) == 32 + 3
+    assert KV_FORMATS["int4"].value.page_bytes(192, 1) == 96 + 2 * 3
+
+
+def test_quantised_formats_keep_their_bars():
+    """Of 16 bits, scales and all, at the smallest heads in use."""
+    share = {name: fmt.token_bytes(64, 16) / KV_FORMATS["fp16"].token_bytes(64, 16) for name, fmt in KV_FORMATS.items()}
+    assert share["int8"] <= 0.55 and share["k8v4"] <= 0.42 and share["int4"] <= 0.32
 
 
 def test_auto_follows_the_weights():

@@ -45,7 +45,7 @@ def test_llama_2_70b(llama, capsys):
     assert (report["tp"], report["pp"], report["ep"], report["devices"]) == (4, 1, 1, 4)
     assert report["max_sequences"] == (report["num_blocks"] - 1) // 256
     assert report["kv_formats"]["fp32"]["kv_token_bytes"] == 2 * report["kv_formats"]["fp16"]["kv_token_bytes"]
-    assert not report["kv_formats"]["int4"]["served"]
+    assert report["kv_formats"]["int4"]["served"]
 
 
 def test_each_rank_is_an_object(llama, capsys):
@@ -109,7 +109,7 @@ def test_the_table(llama, capsys, monkeypatch):
     assert cells(out, "3") == ["3", "1", "40-79 + head", "32", "4", "32.1 GiB", "81,920 B", "34.9 GiB"]
     assert cells(out, "attention") == ["attention", "all_reduce", "2 ranks", "40", *B_PER_STEP]
     assert "Fits: 4 devices hold the model" in out
-    assert "int4 (planned)" in out
+    assert "int4" in out and "not served" not in out
     assert max(map(len, out.splitlines())) <= 100
 
 

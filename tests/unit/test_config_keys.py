@@ -57,7 +57,10 @@ def test_secrets_are_not_shown():
     [
         ({"max_num_sequences": 4}, "max_num_sequences: unknown key; did you mean max_num_seqs?"),
         ({"zzz": 4}, "zzz: unknown key"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: 'int8' is not one of auto, fp32, fp16, bf16"),
+        (
+            {"kv_cache_dtype": "int3"},
+            "kv_cache_dtype: 'int3' is not one of auto, fp32, fp16, bf16, int8, int4, k8v4; did you mean int8?",
+        ),
         (
             {"routing_policy": "warm-prefix"},
             "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded,"

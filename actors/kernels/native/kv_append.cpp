@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kv_quantised.h"
 #include "pool.h"
 #include "simd.h"
 #include "warmroot.h"
@@ -60,6 +61,7 @@ void append(const float *keys, const float *values, int64_t stride, int64_t begi
 
 extern "C" void wr_kv_append(const float *keys, const float *values, int64_t stride, int64_t rows,
                              const wr_kv_cache *cache, const int64_t *slots) {
+    if (cache->format >= WR_KV_INT8) return wr::append_quantised(keys, values, stride, rows, *cache, slots);
     wr::parallel_for(rows, wr::kGrain, [&](int64_t begin, int64_t end) {
         switch (cache->format) {
             case WR_F32:

@@ -6,6 +6,7 @@
 
 #include "attention_plan.h"
 #include "paged_attention_pages.h"
+#include "paged_attention_quantised.h"
 #include "paged_attention_rows.h"
 #include "pool.h"
 #include "simd.h"
@@ -61,7 +62,7 @@ class Arena {
 };
 
 // One item and KV head at work. Rows are ordered by query, then head, and cut into even groups of at most kRows.
-template <class Format>
+template <class Pages>
 class Worker {
   public:
     // `next_item` and `next_head` are what the thread does after this.
@@ -87,12 +88,28 @@ class Worker {
         std::fill(best_, best_ + num_rows_, -INFINITY);
         std::fill(totals_, totals_ + num_rows_ * Vec::kLanes, 0.0f);
         std::fill(sums_, sums_ + num_rows_ * padded_dim_, 0.0f);
-        // Tiles begin at multiples of their size, so that a row adds up its keys in the same order in every item.
-        const int32_t first_tile = item_.begin_key / kTileKeys * kTileKeys;
-        const int32_t next_tile = next_item_.begin_key / kTileKeys * kTileKeys;
+        if constexpr (Pages::kHasOpenPages) {
+            attend_before_own_blocks();
+            attend_own_blocks();
+        } else {
+            attend_all_keys();
+        }
+        for (int32_t row = 0; row < num_rows_; ++row) finish(row);
+    }
+
+  private:
+    static const int32_t *blocks(const Call &call, const AttentionItem &item) {
+        return call.plan->block_table + item.sequence * call.plan->table_stride;
+    }
+
+    // Tiles begin at multiples of their size, so that a row adds up its keys in the same order in every item.
+    static int32_t tile_begin(int32_t key) { return key / kTileKeys * kTileKeys; }
+
+    void attend_all_keys() {
+        const int32_t next_tile = tile_begin(next_item_.begin_key);
         // Few rows read a page hardly more than once; many have it converted for them.
         const bool direct = pages_.direct() && num_groups_ <= 2;
-        for (int32_t begin = first_tile; begin < item_.end_key; begin += kTileKeys) {
+        for (int32_t begin = tile_begin(item_.begin_key); begin < item_.end_key; begin += kTileKeys) {
             const int32_t end = std::min(begin + kTileKeys, item_.end_key);
             if (direct && end < item_.end_key) {
                 attend_tile(pages_.view(begin, end, pages_, end, item_.end_key), begin, end);
@@ -102,12 +119,42 @@ class Worker {
                 attend_tile(pages_.copy(begin, end, keys_, values_, padded_dim_), begin, end);
             }
         }
-        for (int32_t row = 0; row < num_rows_; ++row) finish(row);
     }
 
-  private:
-    static const int32_t *blocks(const Call &call, const AttentionItem &item) {
-        return call.plan->block_table + item.sequence * call.plan->table_stride;
+    // A query sees the keys of its own block as they were computed and those before it quantised, in whatever steps they
+    // came. Rows of one item may have different blocks of their own, hence two passes.
+    void attend_before_own_blocks() {
+        int32_t end_key = item_.begin_key;
+        for (int32_t row = 0; row < num_rows_; ++row) {
+            last_keys_[row] = pages_.block_begin(query(row).last_key) - 1;
+            end_key = std::max(end_key, last_keys_[row] + 1);
+        }
+        end_key = std::min(end_key, item_.end_key);
+        const bool direct = pages_.direct() && num_groups_ <= 2;
+        for (int32_t begin = tile_begin(item_.begin_key); begin < end_key; begin += kTileKeys) {
+            const int32_t end = std::min(begin + kTileKeys, end_key);
+            if (direct && end < end_key) {
+                attend_tile(pages_.view(begin, end, tables_, pages_, end, end_key), begin, end);
+            } else if (direct) {
+                const int32_t next = tile_begin(next_item_.begin_key);
+                attend_tile(pages_.view(begin, end, tables_, next_pages_, next, next_item_.end_key), begin, end);
+            } else {
+                attend_tile(pages_.copy(begin, end, keys_, values_, padded_dim_, tables_, end_key), begin, end);
+            }
+        }
+    }
+
+    void attend_own_blocks() {
+        int32_t begin_key = item_.end_key;
+        for (int32_t row = 0; row < num_rows_; ++row) {
+            first_keys_[row] = std::max(first_keys_[row], last_keys_[row] + 1);
+            last_keys_[row] = query(row).last_key;
+            begin_key = std::min(begin_key, first_keys_[row]);
+        }
+        for (int32_t begin = tile_begin(begin_key); begin < item_.end_key; begin += kTileKeys) {
+            const int32_t end = std::min(begin + kTileKeys, item_.end_key);
+            attend_tile(pages_.copy_open(begin, end, keys_, values_, padded_dim_, tables_, begin_key), begin, end);
+        }
     }
 
     void take_arrays(Arena &arena) {
@@ -120,6 +167,7 @@ class Worker {
         sums_ = arena.take<float>(num_rows_ * padded_dim_);
         keys_ = arena.take<float>(call_.head_dim() * kTileKeys);
         values_ = arena.take<float>(kTileKeys * padded_dim_);
+        tables_ = arena.take<float>(Pages::table_size(call_.head_dim()));
     }
 
     int32_t group_begin(int32_t group) const { return num_rows_ * group / num_groups_; }
@@ -141,8 +189,8 @@ class Worker {
         }
     }
 
-    template <class TileFormat>
-    void attend_tile(const Tile<TileFormat> &tile, int32_t begin, int32_t end) {
+    template <class AnyTile>
+    void attend_tile(const AnyTile &tile, int32_t begin, int32_t end) {
         for (int32_t group = 0; group < num_groups_; ++group) {
             const int32_t row = group_begin(group);
             const Rows rows{group_begin(group + 1) - row,
@@ -177,9 +225,9 @@ class Worker {
     const int32_t num_rows_;
     const int32_t num_groups_;
     const int32_t padded_dim_;
-    const Pages<Format> pages_;
+    const Pages pages_;
     const AttentionItem &next_item_;
-    const Pages<Format> next_pages_;
+    const Pages next_pages_;
     float *queries_;
     int32_t *first_keys_;
     int32_t *last_keys_;
@@ -189,6 +237,7 @@ class Worker {
     float *sums_;
     float *keys_;
     float *values_;
+    float *tables_;
 };
 
 // One row of the output out of its parts.
@@ -208,7 +257,7 @@ void merge(const Call &call, const Merge &merge, int32_t head) {
     for (int32_t d = 0; d < call.head_dim(); ++d) out[d] /= total;
 }
 
-template <class Format>
+template <class Pages>
 void attend_all(Call call) {
     const wr_attention_plan &plan = *call.plan;
     call.partials = static_cast<float *>(scratch(
@@ -219,7 +268,7 @@ void attend_all(Call call) {
     parallel_for(count, serial ? count : grain_for(count, 1, 32), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t next = std::min(i + 1, end - 1);
-            Worker<Format>(call, plan.items[i / plan.num_kv_heads], static_cast<int32_t>(i % plan.num_kv_heads),
+            Worker<Pages>(call, plan.items[i / plan.num_kv_heads], static_cast<int32_t>(i % plan.num_kv_heads),
                            plan.items[next / plan.num_kv_heads], static_cast<int32_t>(next % plan.num_kv_heads))
                 .run();
         }
@@ -241,11 +290,17 @@ extern "C" void wr_paged_attention(const wr_attention_plan *plan, const float *q
                                    int64_t out_stride) {
     const wr::Call call{plan, queries, q_stride, cache, scale, softcap, out, out_stride, nullptr};
     switch (cache->format) {
+        case WR_KV_INT8:
+            return wr::attend_all<wr::QuantisedPages<8, 8>>(call);
+        case WR_KV_INT4:
+            return wr::attend_all<wr::QuantisedPages<4, 4>>(call);
+        case WR_KV_K8V4:
+            return wr::attend_all<wr::QuantisedPages<8, 4>>(call);
         case WR_F32:
-            return wr::attend_all<wr::Float32>(call);
+            return wr::attend_all<wr::Pages<wr::Float32>>(call);
         case WR_F16:
-            return wr::attend_all<wr::Float16>(call);
+            return wr::attend_all<wr::Pages<wr::Float16>>(call);
         case WR_BF16:
-            return wr::attend_all<wr::BFloat16>(call);
+            return wr::attend_all<wr::Pages<wr::BFloat16>>(call);
     }
 }

@@ -48,6 +48,8 @@ template <class Format>
 class Pages {
   public:
     using Element = typename Format::Element;
+    static constexpr bool kHasOpenPages = false;
+    static int64_t table_size(int32_t) { return 0; }
 
     Pages(const wr_kv_cache &cache, int32_t head, const int32_t *blocks)
         : keys_(static_cast<const Element *>(cache.keys)),

@@ -30,7 +30,7 @@ struct Rows {
 };
 
 // scores[row, key] of V vectors of keys. A vector of keys is read once for all rows, a query's number once for V.
-template <class Format, int R, int V>
+template <int R, int V, class Format>
 void score_vectors(const float *queries, const Tile<Format> &tile, int first, int head_dim, float *scores) {
     Vec sums[R][V];
 #pragma GCC unroll 8
@@ -64,10 +64,10 @@ void score_vectors(const float *queries, const Tile<Format> &tile, int first, in
     }
 }
 
-template <class Format, int R, int V = kVectors>
-void score(const float *queries, const Tile<Format> &tile, int first, int last, int head_dim, float *scores) {
-    for (; first + V <= last; first += V) score_vectors<Format, R, V>(queries, tile, first, head_dim, scores);
-    if constexpr (V > 1) score<Format, R, V - 1>(queries, tile, first, last, head_dim, scores);
+template <int R, int V = kVectors, class AnyTile>
+void score(const float *queries, const AnyTile &tile, int first, int last, int head_dim, float *scores) {
+    for (; first + V <= last; first += V) score_vectors<R, V>(queries, tile, first, head_dim, scores);
+    if constexpr (V > 1) score<R, V - 1>(queries, tile, first, last, head_dim, scores);
 }
 
 // Scores [first, last) of a row, of which it sees [low, high), become weights. Returns what earlier sums are worth.
@@ -102,7 +102,7 @@ inline float soften(float *scores, int first, int last, int low, int high, float
 }
 
 // sums[row, V vectors from d on] = worth * sums + weights * values, for keys [low, high).
-template <class Format, int R, int V>
+template <int R, int V, class Format>
 void mix_vectors(const float *weights, const float *worth, const Tile<Format> &tile, int low, int high, int d,
                  float *sums, int padded_dim) {
     Vec mixed[R][V];
@@ -138,18 +138,24 @@ void mix_vectors(const float *weights, const float *worth, const Tile<Format> &t
     }
 }
 
-template <class Format, int R, int V = kVectors>
+template <int R, int V, class Format>
 void mix(const float *weights, const float *worth, const Tile<Format> &tile, int low, int high, int d, float *sums,
          int padded_dim) {
     for (; d + V * Vec::kLanes <= padded_dim; d += V * Vec::kLanes) {
-        mix_vectors<Format, R, V>(weights, worth, tile, low, high, d, sums, padded_dim);
+        mix_vectors<R, V>(weights, worth, tile, low, high, d, sums, padded_dim);
     }
-    if constexpr (V > 1) mix<Format, R, V - 1>(weights, worth, tile, low, high, d, sums, padded_dim);
+    if constexpr (V > 1) mix<R, V - 1>(weights, worth, tile, low, high, d, sums, padded_dim);
+}
+
+template <int R, class Format>
+void mix_tile(const float *weights, const float *worth, const Tile<Format> &tile, int low, int high, float *sums,
+              int padded_dim) {
+    mix<R, kVectors>(weights, worth, tile, low, high, 0, sums, padded_dim);
 }
 
 // All of it for keys [begin, end), which the tile holds.
-template <class Format, int R>
-void attend_rows(const Rows &rows, const Tile<Format> &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
+template <int R, class AnyTile>
+void attend_rows(const Rows &rows, const AnyTile &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
                  float softcap) {
     int lows[R], highs[R], low = kTileKeys, high = 0;
     for (int r = 0; r < R; ++r) {
@@ -161,20 +167,20 @@ void attend_rows(const Rows &rows, const Tile<Format> &tile, int32_t begin, int3
     }
     if (low >= high) return;
     const int first = low / Vec::kLanes, last = (high + Vec::kLanes - 1) / Vec::kLanes;
-    score<Format, R>(rows.queries, tile, first, last, head_dim, rows.weights);
+    score<R>(rows.queries, tile, first, last, head_dim, rows.weights);
     float worth[R];
     for (int r = 0; r < R; ++r) {
         worth[r] = soften(rows.weights + r * kTileKeys, first * Vec::kLanes, last * Vec::kLanes, lows[r], highs[r],
                           softcap, rows.best + r, rows.totals + r * Vec::kLanes);
     }
-    mix<Format, R>(rows.weights, worth, tile, low, high, 0, rows.sums, padded_dim);
+    mix_tile<R>(rows.weights, worth, tile, low, high, rows.sums, padded_dim);
 }
 
-template <class Format, int R = kRows>
-void attend(const Rows &rows, const Tile<Format> &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
+template <int R = kRows, class AnyTile>
+void attend(const Rows &rows, const AnyTile &tile, int32_t begin, int32_t end, int head_dim, int padded_dim,
             float softcap) {
-    if (rows.count == R) return attend_rows<Format, R>(rows, tile, begin, end, head_dim, padded_dim, softcap);
-    if constexpr (R > 1) attend<Format, R - 1>(rows, tile, begin, end, head_dim, padded_dim, softcap);
+    if (rows.count == R) return attend_rows<R>(rows, tile, begin, end, head_dim, padded_dim, softcap);
+    if constexpr (R > 1) attend<R - 1>(rows, tile, begin, end, head_dim, padded_dim, softcap);
 }
 
 }  // namespace wr

@@ -18,6 +18,10 @@ enum wr_format {
     WR_BF16 = 2,
     WR_Q8 = 3,  // 8 bits, groups of 32 along in_features, float16 scale (and minimum) per group
     WR_Q4 = 4,  // 4 bits, the same
+    // KV pages (kv_quantised.h)
+    WR_KV_INT8 = 5,  // keys and values in 8 bits
+    WR_KV_INT4 = 6,  // in 4 bits
+    WR_KV_K8V4 = 7,  // keys in 8, values in 4
 };
 
 enum wr_activation { WR_SILU = 0, WR_GELU_TANH = 1 };
@@ -86,17 +90,19 @@ void wr_rotary(float *qkv, int64_t stride, int64_t rows, int32_t num_heads, int3
 void wr_by_head(const float *x, int64_t x_stride, int64_t x_head_stride, const float *weights, float *out, int64_t rows,
                 int32_t heads, int32_t inner, int32_t outer);
 
-// ---- kv_append.cpp, paged_attention.cpp -----------------------------------------------------------------------------
+// ---- kv_append.cpp, kv_append_quantised.cpp, paged_attention.cpp ----------------------------------------------------
 
 // One layer's pages. Keys lie transposed within a page: one row of page positions per dimension, so that the scores of
 // a page's keys are sums of whole vectors.
 typedef struct wr_kv_cache {
     void *keys;    // [num_blocks, num_kv_heads, head_dim, block_size]; NULL: the values are the keys too (latents)
     void *values;  // [num_blocks, num_kv_heads, block_size, head_dim]
-    int32_t format;  // WR_F32, WR_F16 or WR_BF16
+    int32_t format;  // WR_F32, WR_F16, WR_BF16 or WR_KV_*; the pages of the latter are bytes (kv_quantised.h)
     int32_t block_size;
     int32_t num_kv_heads;
     int32_t head_dim;
+    void *open_keys;            // quantised: float16 keys of blocks that tokens join, pages as those of `keys` above
+    const int32_t *open_pages;  // [num_blocks] the page there of each block; -1: none. A step's own blocks have one
 } wr_kv_cache;
 
 // Store keys and values [rows, num_kv_heads * head_dim] at slots [rows] = block * block_size + offset.

@@ -1,0 +1,126 @@
+"""The blocks that tokens still join: their keys are kept in 16 bits, beside the quantised page.
+
+A channel's scale depends on all tokens of a block, so a block is quantised from there anew with every token. Its bytes
+then follow from its tokens alone, however they were cut into steps; and tokens that speculation takes back leave no
+trace.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_FIRST_PAGES = 16
+_GRACE_STEPS = 8
+"""A block that was completed by a few tokens stays open for so many steps: some of them may be taken back."""
+_SPARE_PAGES = 32
+"""Unfinished blocks of ended sequences are let go one by one, beyond so many and four per running sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Positions [first, end) of a block, written in this step."""
+
+    block: int
+    first: int
+    end: int
+
+
+class OpenKeys:
+    """Maps blocks to open pages, and holds those of every layer."""
+
+    def __init__(self, num_blocks: int, page: tuple[int, int, int], num_slots: int, device: torch.device) -> None:
+        """``page`` is [num_kv_heads, head_dim, block_size]."""
+        self.pages = [torch.zeros((_FIRST_PAGES, *page), dtype=torch.float16, device=device) for _ in range(num_slots)]
+        """Per page slot [open pages, num_kv_heads, head_dim, block_size]. Others when more are needed."""
+        self._block_size = page[2]
+        self._array = np.full(num_blocks, -1, np.int32)
+        on_host = torch.from_numpy(self._array)
+        self.table = on_host if device.type == "cpu" else on_host.to(device)
+        """[num_blocks] int32: each block's page, -1 where it has none."""
+        self._open: dict[int, int] = {}
+        """Block -> page, the one written last at the end."""
+        self._grace: dict[int, int] = {}
+        """Complete blocks, and for how many steps they stay open."""
+        self._free = list(range(_FIRST_PAGES))
+        self._most_seqs = 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages allocated per slot."""
+        return len(self.pages[0])
+
+    def prepare(self, slots: npt.NDArray[np.int64], num_seqs: int) -> dict[int, int]:
+        """Open the blocks of the slots that a step of ``num_seqs`` sequences writes.
+
+        Returns those that had tokens but no open page, with how many: the caller fills their pages.
+        """
+        runs = _runs(slots, self._block_size)
+        self._close({run.block for run in runs})
+        reopened: dict[int, int] = {}
+        for run in runs:
+            if run.block not in self._open and run.first:
+                reopened[run.block] = run.first
+            self.open(run.block)
+            if run.end == self._block_size:
+                self._grace[run.block] = _GRACE_STEPS if run.first else 0
+            else:
+                self._grace.pop(run.block, None)
+        self._most_seqs = max(self._most_seqs, num_seqs)
+        self._trim(len(runs) + 4 * self._most_seqs + _SPARE_PAGES)
+        if self.table.device.type != "cpu":
+            self.table.copy_(torch.from_numpy(self._array))
+        return reopened
+
+    def open(self, block: int) -> int:
+        """The block's page, as the one written last."""
+        page = self._open.pop(block, -1)
+        if page < 0:
+            if not self._free:
+                self._grow()
+            page = self._free.pop()
+            self._array[block] = page
+        self._open[block] = page
+        return page
+
+    def page_of(self, block: int) -> int | None:
+        """The block's page, if it has one."""
+        return self._open.get(block)
+
+    def close(self, block: int) -> None:
+        """Let go of the block's page, if it has one."""
+        page = self._open.pop(block, None)
+        if page is not None:
+            self._free.append(page)
+            self._array[block] = -1
+            self._grace.pop(block, None)
+
+    def _close(self, written: set[int]) -> None:
+        """Complete blocks whose time is over."""
+        for block, steps in list(self._grace.items()):
+            if block in written:
+                continue
+            if steps == 0:
+                self.close(block)
+            else:
+                self._grace[block] = steps - 1
+
+    def _trim(self, most: int) -> None:
+        for block in list(self._open)[: max(0, len(self._open) - most)]:
+            self.close(block)
+
+    def _grow(self) -> None:
+        size = self.num_pages
+        self._free = list(range(size, 2 * size))
+        for slot, pages in enumerate(self.pages):
+            self.pages[slot] = torch.cat((pages, torch.zeros_like(pages)))
+
+
+def _runs(slots: npt.NDArray[np.int64], block_size: int) -> list[_Run]:
+    """A sequence's tokens follow each other, so a block's do too."""
+    blocks, offsets = np.divmod(slots, block_size)
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    ends = np.append(starts[1:], len(slots)) - 1
+    columns = (blocks[starts].tolist(), offsets[starts].tolist(), (offsets[ends] + 1).tolist())
+    return [_Run(*run) for run in zip(*columns, strict=True)]

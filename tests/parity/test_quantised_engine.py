@@ -1,0 +1,65 @@
+"""Quantised KV in the engine: chunks, cache hits, preemption and ranks give what one undisturbed process gives."""
+
+import pytest
+
+from warmroot.actors.runner.load import KvMemoryConfig, load_runner
+from warmroot.cluster.ids import RequestId
+from warmroot.cluster.messages import GenerateRequest
+from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.cluster.topology import Topology
+
+from .conftest import Family
+from .sharded_gang import BLOCK_SIZE, Served, assert_equal, load, random_tokens, served_by_gang, served_by_one
+
+FORMATS = ("int8", "int4", "k8v4")
+WHOLE_BLOCKS = {"share_partial_blocks": False}
+PAGES = 25
+ATOL = 2e-3
+"""Sums are added up in another order, and a code between two steps may then fall to the other side."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    Family("LlamaForCausalLM", sizes).build().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_cache_hits_chunks_and_preemption_change_nothing(folder, fmt):
+    expected = served_by_one(folder, kv_cache_dtype=fmt, **WHOLE_BLOCKS).run(load())
+    kv = KvMemoryConfig(block_size=BLOCK_SIZE, num_kv_blocks=PAGES, kv_cache_dtype=fmt)
+    runner = load_runner(folder, dtype="float32", quantization="none", kv=kv)
+    served = Served(runner, **WHOLE_BLOCKS)
+    assert_equal(served.run(load()), expected, atol=ATOL)
+    again = served.run(load())
+    assert_equal(again, expected, atol=ATOL)
+    assert sum(outcome.cached for outcome in again.values()) > 0
+
+
+def test_stages_give_the_same(folder):
+    expected = served_by_one(folder, kv_cache_dtype="k8v4", **WHOLE_BLOCKS).run(load())
+    with served_by_gang(folder, Topology(pp=2), PAGES, kv_cache_dtype="k8v4", **WHOLE_BLOCKS) as served:
+        assert_equal(served.run(load()), expected, atol=ATOL)
+
+
+def text() -> list[GenerateRequest]:
+    """Given tokens, whose log-probabilities are asked for: so that a difference has no consequences."""
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    return [GenerateRequest(request_id=RequestId("text"), prompt_token_ids=random_tokens(0, 90), params=params)]
+
+
+def mean_difference(found, expected):
+    pairs = list(zip(found["text"].prompt_logprobs[1:], expected["text"].prompt_logprobs[1:], strict=True))
+    return sum(abs(mine.logprob - theirs.logprob) for mine, theirs in pairs) / len(pairs)
+
+
+def test_ranks_that_sum_differ_by_less_than_the_format_does(folder):
+    """They add up in another order, and here and there a code between two steps falls to the other side."""
+    exact = served_by_one(folder, kv_cache_dtype="fp32").run(text())
+    expected = served_by_one(folder, kv_cache_dtype="int4", **WHOLE_BLOCKS).run(text())
+    with served_by_gang(folder, Topology(tp=2), PAGES, kv_cache_dtype="int4", **WHOLE_BLOCKS) as served:
+        assert mean_difference(served.run(text()), expected) <= 0.2 * mean_difference(expected, exact)
+        first = served.run(load())
+        assert_equal(served.run(load()), first, atol=ATOL)
