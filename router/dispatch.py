@@ -171,7 +171,9 @@ def _question(request: GenerateRequest) -> RoutingRequest:
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"the prompt has a value that is no token id: {error}", param="prompt") from error
     num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-    return RoutingRequest(request.request_id, num_tokens, request.session, tokens, request.cache_salt)
+    limit = request.params.max_tokens
+    most = float("inf") if limit is None else max(0, limit - len(request.output_token_ids))
+    return RoutingRequest(request.request_id, num_tokens, request.session, tokens, request.cache_salt, most)
 
 
 def _refused(refusals: list[WarmrootError]) -> WarmrootError:

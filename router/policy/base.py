@@ -30,6 +30,8 @@ class RoutingRequest:
     """The prompt as ``hashing.pack_tokens`` makes it; empty where it is not known."""
     salt: str = ""
     """The tenant's."""
+    max_output: float = float("inf")
+    """Tokens that it generates at most."""
 
 
 class Prefix(NamedTuple):

@@ -22,7 +22,7 @@ class WarmPrefixWeights:
     """Extra weight of computing again what another replica holds: it also takes time from those that come later."""
     decode_harm: float = 0.05
     expected_output: float = 200.0
-    """Tokens that a request is expected to generate."""
+    """Tokens that a request is expected to generate, if it may."""
     kv_pressure_s: float = 3.0
     kv_threshold: float = 0.85
     slot_pressure_s: float = 3.0
@@ -61,7 +61,7 @@ class WarmPrefix(Forgetful):
                 return "cold"
             return "warm" if cached[place] == warmest else "load"
 
-        costs = self.costs(request.prompt_tokens, candidates)
+        costs = self.costs(request.prompt_tokens, candidates, request.max_output)
         if request.session and len(candidates):
             home = self._sessions.costs(request.session, candidates.names).argmin()
             costs += self._weights.session_s
@@ -81,7 +81,7 @@ class WarmPrefix(Forgetful):
             places = places[busy == busy.min()]
         return places
 
-    def costs(self, prompt_tokens: int, candidates: Candidates) -> Numbers:
+    def costs(self, prompt_tokens: int, candidates: Candidates, max_output: float) -> Numbers:
         """Seconds that the request costs everyone on each replica."""
         weights, table = self._weights, candidates.table
         running, usage = candidates.occupancy, np.minimum(1.0, table[Column.KV_USAGE])
@@ -91,7 +91,7 @@ class WarmPrefix(Forgetful):
         return (
             candidates.backlog_s
             + (1.0 + weights.prefill) * candidates.prefill_s(candidates.uncached(prompt_tokens))
-            + weights.decode_harm * weights.expected_output * harm
+            + weights.decode_harm * min(weights.expected_output, max_output) * harm
             + weights.kv_pressure_s * np.maximum(0.0, usage - weights.kv_threshold)
             + weights.slot_pressure_s * np.maximum(0.0, running / table[Column.MAX_NUM_SEQS] - weights.slot_threshold)
         )

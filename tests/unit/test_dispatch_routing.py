@@ -1,6 +1,7 @@
 """Dispatcher, membership and index together, over fake replica clients and the in-memory bus."""
 
 import asyncio
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -174,6 +175,17 @@ async def test_the_first_delta_says_who_computed_it():
     assert [(d.replica, d.token_ids) for d in deltas] == [("a", [7]), (None, [8])]
     assert cluster.clients["a"].aborted == []
     assert cluster.dispatcher.core.in_flight.unfinished("a") == 0
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(16, 11), (2, 0), (None, math.inf)])
+async def test_the_policy_knows_how_much_a_request_may_still_generate(limit, expected, monkeypatch):
+    cluster, seen = Cluster("least_loaded"), []
+    await cluster.join("a")
+    choose = cluster.dispatcher.core.policy.choose
+    monkeypatch.setattr(cluster.dispatcher.core.policy, "choose", lambda q, c: seen.append(q) or choose(q, c))
+    resumed = replace(request(), params=SamplingParams(max_tokens=limit), output_token_ids=[4] * 5)
+    assert [delta async for delta in cluster.dispatcher.generate(resumed)]
+    assert [question.max_output for question in seen] == [expected]
 
 
 async def test_a_request_goes_to_the_warm_replica_of_its_tenant():

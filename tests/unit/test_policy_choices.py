@@ -104,6 +104,16 @@ def test_warm_prefix_cost_is_in_seconds():
     assert cost == pytest.approx(0.5 + 0.25 + 10 * 0.01 * (1 + 9.41 * 0.01 - 4.48 * 0.0001))
 
 
+def test_warm_prefix_fears_no_more_tokens_than_a_request_may_generate():
+    policy, warm = make_policy("warm_prefix", random.Random(0)), candidate("a", cached=20_000, running=2, kv=30)
+    columns = together([warm, candidate("b", cached=19_900)])
+    short, long = (RoutingRequest("r", 20_000, max_output=limit) for limit in (16, 1000))
+    assert policy.choose(long, columns).best.replica == "b"
+    assert policy.choose(short, columns).best.replica == "a"
+    step_s = 0.01 * (1 + 9.41 * 0.2 - 4.48 * 0.04)
+    assert policy.choose(short, columns).costs[1] == pytest.approx(0.25 + 16 * 0.05 * step_s)
+
+
 def test_round_robin_takes_turns_in_any_order_of_candidates():
     policy = make_policy("round_robin")
     turns = [
