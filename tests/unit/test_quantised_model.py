@@ -1,0 +1,55 @@
+"""Quantised KV of a whole model: SmolLM2 by the public class, and what is refused."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from warmroot import SamplingParams
+from warmroot.actors.models.decoder import Decoder
+from warmroot.actors.models.source import resolve_model
+from warmroot.actors.runner.load import KvMemoryConfig, kv_memory_for, load_runner
+from warmroot.actors.runner.memory import page_bytes
+from warmroot.cluster.errors import ConfigError
+from warmroot.cluster.kv_layout import KvLayout
+from warmroot.cluster.model_spec import MlaSpec
+from warmroot.deploy.bench.kv import main
+from warmroot.deploy.llm import LLM
+
+PROMPT = "The capital of France is"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("fmt", ["int8", "int4", "k8v4"])
+def test_answers_with_every_format(fmt):
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    llm = LLM("smollm2", kv_cache_dtype=fmt, num_kv_blocks=20, max_model_len=256)
+    first, again = (llm.generate([PROMPT], greedy)[0].text for _ in range(2))
+    assert first == again and "Paris" in first
+
+
+@pytest.mark.model
+def test_memory_is_what_is_said():
+    kv = KvMemoryConfig(kv_cache_dtype="int8", kv_cache_memory=2**22)
+    runner = load_runner(resolve_model("smollm2"), kv=kv)
+    size = page_bytes(runner.decoder.spec, runner.layout, runner.kv_dtype)
+    allocated = sum(pages.nbytes for pages in (*runner._kv.keys, *runner._kv.values))
+    assert size == 30 * 3 * (16 * 64 + 2 * 64 + 8 + 16 * (64 + 3))
+    assert allocated == runner.num_blocks * size <= 2**22 < allocated + size
+    assert str(runner.kv_dtype) == "int8"
+    assert runner._kv.keys[0].open_pages.dtype == torch.float16
+
+
+def test_models_that_cache_latents_refuse():
+    mla = MlaSpec(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    decoder = SimpleNamespace(spec=SimpleNamespace(mla=mla))
+    layout = KvLayout.of((None,), 16)
+    with pytest.raises(ConfigError, match="kv_cache_dtype: int8 needs keys and values"):
+        kv_memory_for(cast(Decoder, decoder), layout, KvMemoryConfig(kv_cache_dtype="int8"), None, 1)
+
+
+@pytest.mark.model
+def test_the_bench_runs(capsys):
+    assert main(["--quick", "--json", "--threads", "1"]) == 0
+    assert '"bench":"kv"' in capsys.readouterr().out
