@@ -6,6 +6,7 @@ from warmroot.actors.runner.load import KvMemoryConfig, load_runner
 from warmroot.cluster.ids import RequestId
 from warmroot.cluster.messages import GenerateRequest
 from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.cluster.speculative_config import SpeculativeConfig
 from warmroot.cluster.topology import Topology
 
 from .conftest import Family
@@ -63,3 +64,15 @@ def test_ranks_that_sum_differ_by_less_than_the_format_does(folder):
         assert mean_difference(served.run(text()), expected) <= 0.2 * mean_difference(expected, exact)
         first = served.run(load())
         assert_equal(served.run(load()), first, atol=ATOL)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rejected_drafts_change_nothing(folder, fmt):
+    """Drafts that are rarely right, over the ends of blocks."""
+    expected = served_by_one(folder, kv_cache_dtype=fmt, **WHOLE_BLOCKS).run(load())
+    kv = KvMemoryConfig(block_size=BLOCK_SIZE, num_kv_blocks=4 * PAGES, kv_cache_dtype=fmt)
+    runner = load_runner(folder, dtype="float32", quantization="none", kv=kv)
+    speculation = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=5, prompt_lookup_min=1, adaptive=False, verification="coupled"
+    )
+    assert_equal(Served(runner, speculation=speculation, **WHOLE_BLOCKS).run(load()), expected, atol=ATOL)
