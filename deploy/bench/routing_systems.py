@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...cluster.errors import ConfigError
 from ...router.policy import POLICIES, RIVALS
@@ -69,13 +70,13 @@ def num_blocks(system: System, options: Namespace) -> int:
 
 
 def shared_tokens(jobs: Sequence[Job]) -> float:
-    """Share of prompt tokens, in whole blocks, that an earlier request has: what a cache without bounds would hold."""
+    """Share of prompt tokens that begin an earlier request as well: the most that a cache without bounds would hit."""
     seen: set[int] = set()
-    total = 0
+    total = shared = 0
     for job in jobs:
-        total += len(job.prompt)
-        # Not the last token: it is computed in any case.
-        keys = [hash(tuple(job.prompt[:end])) for end in range(BLOCK_SIZE, len(job.prompt), BLOCK_SIZE)]
+        keys = list(accumulate(job.prompt, lambda key, token: hash((key, token)), initial=0))[1:]
+        total += len(keys)
+        # The last token is computed in any case.
+        shared += sum(key in seen for key in keys[:-1])
         seen.update(keys)
-    fresh = len(seen) * BLOCK_SIZE + sum((len(job.prompt) - 1) % BLOCK_SIZE + 1 for job in jobs)
-    return 1 - fresh / total
+    return shared / total

@@ -41,12 +41,11 @@ def test_a_chat_grows_by_its_answer_and_the_next_message() -> None:
     assert [tuple(job.prompt[:108]) for job in jobs] != [head for head in sessions for _ in range(3)]
 
 
-def test_shared_tokens_are_whole_blocks_of_earlier_requests() -> None:
-    first, second = list(range(40)), [*range(32), 7, 7, 7, 7]
+def test_shared_tokens_begin_an_earlier_request() -> None:
+    first, second = list(range(40)), [*range(30), 7, 31, 32]
     assert shared_tokens([Job(first, 1)]) == 0
-    assert shared_tokens([Job(first, 1), Job(second, 1)]) == pytest.approx(32 / 76)
-    # The last token is always computed, so the block with it is no hit.
-    assert shared_tokens([Job(first[:32], 1), Job(first[:32], 1)]) == pytest.approx(16 / 64)
+    assert shared_tokens([Job(first, 1), Job(second, 1)]) == pytest.approx(30 / 73)
+    assert shared_tokens([Job(first, 1), Job(first, 1)]) == pytest.approx(39 / 80)
 
 
 def test_one_replica_has_the_memory_of_all() -> None:
