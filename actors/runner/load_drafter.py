@@ -26,7 +26,9 @@ def drafter_of(
     """What makes the drafter of a runner from its KV pages; None where no layers draft. Raises ConfigError."""
     if not speculation.drafts_on_ranks:
         return None
-    model = None if draft is None else DraftModel(draft, decoder.spec, layout, num_blocks, kv_dtype)
+    # Quantised pages take tokens in order and once; a drafting model goes back over what it guessed wrong.
+    dtype = kv_dtype if isinstance(kv_dtype, torch.dtype) else torch.float16
+    model = None if draft is None else DraftModel(draft, decoder.spec, layout, num_blocks, dtype)
 
     def make(kv: KvMemory) -> Drafter:
         num_layers = speculation.num_layers or max(1, len(decoder.layers) // 3)

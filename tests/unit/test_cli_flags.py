@@ -90,7 +90,7 @@ def test_prefix_caching_can_be_switched_off_in_two_ways():
         (("--max-model", "4"), "--max-model: unknown flag"),
         (("--port", "x"), "argument --port: invalid int value: 'x'"),
         (("--port",), "argument --port: expected one argument"),
-        (("--kv-cache-dtype", "int8"), "argument --kv-cache-dtype: invalid choice: 'int8'"),
+        (("--kv-cache-dtype", "int3"), "argument --kv-cache-dtype: invalid choice: 'int3'"),
     ],
 )
 def test_errors(argv, message):
