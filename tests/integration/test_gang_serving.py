@@ -20,7 +20,7 @@ from .cluster_harness import processes, wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 PROMPT = {"model": "smollm2", "prompt": "The capital of France is", "temperature": 0}
-FLAGS = ["--tensor-parallel-size", "2", "--num-kv-blocks", "80", "--max-model-len", "1024", "--step-timeout", "30"]
+FLAGS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--num-kv-blocks", "80", "--max-model-len", "1024"]
 
 
 @pytest.fixture(scope="module")

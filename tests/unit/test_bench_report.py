@@ -64,11 +64,13 @@ def test_cpu_of_descendants() -> None:
         [sys.executable, "-c", "import time\nwhile time.process_time() < .3: pass\ninput()"], stdin=-1
     )
     try:
-        deadline = time.monotonic() + 30
-        while cpu_seconds_by_role(os.getpid()).get("ray", 0.0) < 0.1 and time.monotonic() < deadline:
+        deadline, others = time.monotonic() + 30, 0.0
+        while (used := cpu_seconds_by_role(os.getpid()).get("ray", 0.0)) - others < 0.1:
+            assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert cpu_seconds_by_role(os.getpid())["ray"] >= 0.1
-        assert cpu_seconds_by_role(os.getpid(), leave_out=child.pid).get("ray", 0.0) < 0.1
+            # Other tests may have left processes behind that wait for more to do.
+            others = cpu_seconds_by_role(os.getpid(), leave_out=child.pid).get("ray", 0.0)
+        assert used - others >= 0.1
     finally:
         child.communicate(b"\n")
 
