@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..cluster.ids import ReplicaId
@@ -15,7 +15,7 @@ from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
 from .channel_client import ChannelClient
 from .openai.cluster_state import ReplicaState, ReplicaStatus, StoreStatus
-from .policy.rates import ReplicaRates
+from .policy.rates import ReplicaRates, seeds
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Member:
     info: ReplicaInfo
     client: ReplicaClient
     rates: ReplicaRates
+    seed: tuple[float, float] = (0.0, 0.0)
+    """What ``rates`` began with."""
     leased: bool = True
 
     @property
@@ -155,20 +157,22 @@ class Membership:
             member.leased = replica in leased
             if not member.leased and not member.client.connected:
                 self._forget(replica)
-        for replica, info in leased.items():
-            member = self._members.get(replica)
+        for replica, seed in seeds(infos).items():
+            info, member = leased[replica], self._members.get(replica)
             if member is None or (member.info.epoch, member.info.address) != (info.epoch, info.address):
-                self._join(info)
-            else:
-                member.info = info
+                self._join(info, seed)
+                continue
+            member.info = info
+            if not member.rates.has_learned and member.seed != seed:
+                self._members[replica] = replace(member, rates=ReplicaRates(*seed), seed=seed)
         self._notify()
 
-    def _join(self, info: ReplicaInfo) -> None:
+    def _join(self, info: ReplicaInfo, seed: tuple[float, float]) -> None:
         if (before := self._members.pop(info.replica, None)) is not None:
             self._spawn(before.client.close())
         self.index.drop(info.replica, before=info.epoch)  # what it held before it was started again
         client = self._connect(info, self._notify)
-        self._members[info.replica] = Member(info, client, ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s))
+        self._members[info.replica] = Member(info, client, ReplicaRates(*seed), seed)
         client.start()
         logger.info("replica %s joined at %s", info.replica, info.address)
 

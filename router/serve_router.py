@@ -28,7 +28,7 @@ from .bus_follower import BusFollower
 from .core import RoutingCore, Ticket
 from .peer_exchange import PeerExchange
 from .policy import RoutingRequest, make_policy
-from .policy.rates import ReplicaRates
+from .policy.rates import ReplicaRates, seeds
 
 BUS_ACTOR = "warmroot-bus"
 BUS_NAMESPACE = "warmroot"
@@ -145,12 +145,12 @@ class WarmrootRequestRouter(RequestRouter):
         for gone in self._known.keys() - {info.replica for info in infos}:
             del self._known[gone]
             self._index.drop(gone)
+        by_seed = seeds(infos)
         for info in infos:
             known = self._known.get(info.replica)
             if known is None or known.info.epoch != info.epoch:
                 self._index.drop(info.replica, before=info.epoch)
-                rates = ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s)
-                self._known[info.replica] = ServedReplica(info, rates, Load())
+                self._known[info.replica] = ServedReplica(info, ReplicaRates(*by_seed[info.replica]), Load())
 
 
 def request_of(pending_request: PendingRequest | None) -> RoutingRequest:

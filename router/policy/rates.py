@@ -1,6 +1,12 @@
 """How fast a replica is: seeded by its own calibration, then learned from what requests took."""
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+
+from ...cluster.ids import ReplicaId
+from ...cluster.messages import ReplicaInfo
 
 MIN_SAMPLE_TOKENS = 16
 """Prompts shorter than this say little but noise."""
@@ -12,6 +18,8 @@ _MAX_DRIFT = 16.0
 _DEFAULT_PREFILL = 1000.0
 _DEFAULT_STEP_S = 0.02
 _WEIGHT = 0.2
+_ALIKE = 3.0
+"""Replicas of one kind whose announced speeds differ by less are taken to be equally fast."""
 
 
 class ReplicaRates:
@@ -35,6 +43,8 @@ class ReplicaRates:
         self._fixed_var = self._most_fixed_var = (_DOUBT * self._seed_step_s) ** 2
         self._token_var = self._most_token_var = (_DOUBT * self._seed_token_s) ** 2
         self._cross = 0.0
+        self.has_learned = False
+        """Whether anything was measured since it was seeded."""
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -49,6 +59,7 @@ class ReplicaRates:
         """A request had its first token after ``seconds`` on a replica that had nothing else to prefill."""
         if uncached_tokens < MIN_SAMPLE_TOKENS or not (math.isfinite(seconds) and seconds > 0):
             return
+        self.has_learned = True
         expected = self.prefill_s(uncached_tokens)
         error = min(_MAX_STEP * expected, max(expected / _MAX_STEP, seconds)) - expected
         # Gain for the regressor (1, tokens) with noise in proportion to the expected time.
@@ -64,6 +75,7 @@ class ReplicaRates:
         """A request's tokens came this far apart where a step takes ``slowdown`` times that of an empty KV cache."""
         sample = seconds_per_token / max(1.0, slowdown)
         if math.isfinite(sample) and sample > 0:
+            self.has_learned = True
             ratio = min(_MAX_STEP, max(1 / _MAX_STEP, sample / self.decode_step_s))
             self.decode_step_s = _bounded(self.decode_step_s * ratio**_WEIGHT, self._seed_step_s)
 
@@ -73,6 +85,28 @@ class ReplicaRates:
         self._token_var = min(self._most_token_var, (self._token_var - token) / _FORGET)
         limit = math.sqrt(max(0.0, self._fixed_var * self._token_var))
         self._cross = min(limit, max(-limit, (self._cross - cross) / _FORGET))
+
+
+def seeds(infos: Iterable[ReplicaInfo]) -> dict[ReplicaId, tuple[float, float]]:
+    """(prefill tokens per second, seconds of a decode step) to begin with, for ``ReplicaRates``.
+
+    Replicas measure themselves while others start beside them. One that was lucky then must not get all that is new,
+    for the others would never be tried: those of a kind begin with its median, except for what is far from it.
+    """
+    kinds: defaultdict[tuple[object, ...], list[ReplicaInfo]] = defaultdict(list)
+    for info in infos:
+        kinds[info.model, info.kernels, info.weights_format, info.num_threads, len(info.ranks)].append(info)
+    found: dict[ReplicaId, tuple[float, float]] = {}
+    for alike in kinds.values():
+        prefill = median(info.prefill_tokens_per_s for info in alike)
+        step = median(info.decode_step_s for info in alike)
+        for info in alike:
+            found[info.replica] = _near(info.prefill_tokens_per_s, prefill), _near(info.decode_step_s, step)
+    return found
+
+
+def _near(own: float, usual: float) -> float:
+    return usual if usual / _ALIKE <= own <= usual * _ALIKE else own
 
 
 def _usable(seed: float, default: float) -> float:

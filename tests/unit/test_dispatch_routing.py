@@ -109,7 +109,7 @@ class Cluster:
         self.clients[info.replica] = Client(info, on_change)
         return self.clients[info.replica]
 
-    def info(self, name, epoch=1):
+    def info(self, name, epoch=1, prefill=1000.0):
         return ReplicaInfo(
             replica=ReplicaId(name),
             epoch=Epoch(epoch),
@@ -121,7 +121,7 @@ class Cluster:
             max_num_seqs=64,
             max_num_batched_tokens=512,
             max_model_len=4096,
-            prefill_tokens_per_s=1000.0,
+            prefill_tokens_per_s=prefill,
             decode_step_s=0.01,
         )
 
@@ -186,6 +186,30 @@ async def test_the_policy_knows_how_much_a_request_may_still_generate(limit, exp
     resumed = replace(request(), params=SamplingParams(max_tokens=limit), output_token_ids=[4] * 5)
     assert [delta async for delta in cluster.dispatcher.generate(resumed)]
     assert [question.max_output for question in seen] == [expected]
+
+
+async def test_replicas_of_a_kind_are_tried_whatever_luck_they_had_at_their_start():
+    cluster = Cluster()
+    for name, prefill in (("a", 229.0), ("b", 467.0), ("c", 300.0), ("slow", 30.0)):
+        await cluster.bus.heartbeat(cluster.info(name, prefill=prefill), 60.0)
+        await cluster.follow()
+    rates = {member.info.replica: member.rates.prefill_tokens_per_s for member in cluster.membership.ready()}
+    assert rates == {"a": 264.5, "b": 264.5, "c": 264.5, "slow": 30.0}
+    for number in range(12):
+        await cluster.run([number] * 64, str(number))
+    assert all(cluster.where()[name] for name in "abc")
+
+
+async def test_what_was_learned_of_a_replica_stands_when_others_join():
+    cluster = Cluster()
+    await cluster.join("a")
+    cluster.membership.ready()[0].rates.observe_prefill(1000, 0.5)
+    learned = cluster.membership.ready()[0].rates.prefill_tokens_per_s
+    await cluster.bus.heartbeat(cluster.info("b", prefill=600.0), 60.0)
+    await cluster.bus.heartbeat(cluster.info("a"), 60.0)
+    await cluster.follow()
+    rates = {member.info.replica: member.rates.prefill_tokens_per_s for member in cluster.membership.ready()}
+    assert rates == {"a": learned, "b": 800.0}
 
 
 async def test_a_request_goes_to_the_warm_replica_of_its_tenant():
