@@ -101,8 +101,8 @@ $(KERNELS_STAMP): $(KERNELS) setup.py | $(if $(wildcard $(DEV_STAMP)),,$(RUN_STA
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(call install)
-	@touch $@
+	@touch $(KERNELS_STAMP) $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,[dev])
-	@touch $(RUN_STAMP) $@
+	@touch $(RUN_STAMP) $(KERNELS_STAMP) $@
