@@ -137,11 +137,11 @@ class Lan:
         self.hosts: list[Host] = []
         self._scratch = scratch
         self._stack = stack
-        self._subnet = f"10.88.{os.getpid() % 250}"
         self._switch = self._hold(["unshare", "--net", "sh", "-c", "echo up; exec cat >/dev/null"])
         self._at_switch("ip", "link", "add", "lan", "type", "bridge")
         self._at_switch("ip", "link", "set", "lan", "up")
-        uplink = f"wr{os.getpid()}"
+        # The links of an earlier switch of this process go a while after it.
+        self._subnet, uplink = f"10.88.{self._switch % 250}", f"wr{self._switch}"
         self._plug(uplink, "uplink", os.getpid())
         _run("ip", "address", "add", f"{self._subnet}.254/24", "dev", uplink)
         _run("ip", "link", "set", uplink, "up")
