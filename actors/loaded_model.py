@@ -15,7 +15,7 @@ from ..cluster.model_spec import ModelSpec
 from .engine.config import EngineConfig
 from .engine.engine import Engine
 from .engine.executor import Executor
-from .engine.joint import JointEngine, start_engines
+from .engine.joint import start_engines
 from .local_engine import DeltaSink, EventSink, FailureSink, LocalEngine
 from .models.available import kernels_on
 from .models.source import resolve_model
@@ -113,12 +113,15 @@ class LoadedModel:
     ) -> LocalEngine:
         """Run an engine; see ``LocalEngine`` for the sinks."""
         executor = self.executor
-        if not isinstance(executor, GangExecutor):
-            engine: Engine | JointEngine = Engine(executor, settings, time.monotonic, namespace)
-            return LocalEngine(engine, executor, on_deltas, on_events, on_failure)
-        engine = start_engines(executor, settings, time.monotonic, namespace)
+        gang = executor if isinstance(executor, GangExecutor) else None
+        engine = (
+            Engine(executor, settings, time.monotonic, namespace)
+            if gang is None
+            else start_engines(gang, settings, time.monotonic, namespace)
+        )
         local = LocalEngine(engine, executor, on_deltas, on_events, on_failure)
-        executor.lost.add_done_callback(lambda lost: local.fail(lost.result().message))
+        if gang is not None:
+            gang.lost.add_done_callback(lambda lost: local.fail(lost.result().message))
         return local
 
 

@@ -43,13 +43,18 @@ def node_resources(labels: Mapping[str, str]) -> dict[str, Resources]:
     }
 
 
+def could_fit(bundles: Sequence[Resources], nodes: Mapping[str, Resources]) -> bool:
+    """Whether each bundle, taken alone, has a node that is large enough."""
+    return all(_has_node(bundle, nodes) for bundle in bundles)
+
+
 def what_is_missing(bundles: Sequence[Resources], nodes: Mapping[str, Resources], labels: Mapping[str, str]) -> str:
     """Why bundles find no place, and what would help. ``nodes`` are those that have the labels."""
     having = f" with {' and '.join(f'{name}={value}' for name, value in labels.items())}" if labels else ""
     if not nodes:
         return f"the gang cannot be placed: the cluster has no node{having}"
     for stage, bundle in enumerate(bundles):
-        if not any(_fits(bundle, node) for node in nodes.values()):
+        if not _has_node(bundle, nodes):
             there = "; ".join(f"{address} has {_amounts(bundle, node)}" for address, node in sorted(nodes.items()))
             return (
                 f"the gang cannot be placed: stage {stage} needs a node{having} with {_amounts(bundle, bundle)},"
@@ -62,8 +67,8 @@ def what_is_missing(bundles: Sequence[Resources], nodes: Mapping[str, Resources]
     )
 
 
-def _fits(bundle: Resources, node: Resources) -> bool:
-    return all(node.get(name, 0.0) >= amount for name, amount in bundle.items())
+def _has_node(bundle: Resources, nodes: Mapping[str, Resources]) -> bool:
+    return any(all(node.get(name, 0.0) >= amount for name, amount in bundle.items()) for node in nodes.values())
 
 
 def _amounts(names: Resources, given: Resources) -> str:

@@ -18,12 +18,11 @@ from rich.console import Console
 
 from ..actors.embedded_bus import end_bus, find_bus, open_bus, store_of
 from ..actors.models.source import resolve_model
-from ..actors.models.spec import model_len, read_spec, unit_format
-from ..actors.placement import has_waiting_group, node_resources, what_is_missing
+from ..actors.models.spec import model_len, read_layout
+from ..actors.placement import could_fit, has_waiting_group, node_resources, what_is_missing
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ConfigError, ModelLoadError, ReplicaUnavailableError
 from ..cluster.messages import StartupNote
-from ..cluster.parallel_layout import ParallelLayout
 from ..kv_store.bus import ClusterBus
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.openai.cluster_state import ReplicaStatus
@@ -136,11 +135,11 @@ def _check_model(config: WarmrootConfig) -> None:
     """Download it if it must be, and refuse what cannot be served before Ray starts."""
     path = resolve_model(config.model.model, config.model.revision)
     parallel = config.parallel
-    layout = ParallelLayout.of(
-        read_spec(path),
+    layout = read_layout(
+        path,
         parallel.topology(),
+        quantization=config.model.quantization,
         num_redundant_experts=parallel.num_redundant_experts,
-        weights=unit_format(path, config.model.quantization),
     )
     model_len(layout.spec, config.model.max_model_len)
 
@@ -194,8 +193,9 @@ class _Placement:
         self._due = time.monotonic() + _PLACEMENT_S
         if not has_waiting_group():
             return
-        missing = what_is_missing(self._bundles, node_resources(self._labels), self._labels)
-        if self._is_local and "cannot" in missing:
+        nodes = node_resources(self._labels)
+        missing = what_is_missing(self._bundles, nodes, self._labels)
+        if self._is_local and not could_fit(self._bundles, nodes):
             raise ReplicaUnavailableError(missing)
         if missing != self._said:
             display.stage(missing)

@@ -13,6 +13,8 @@ from gguf import GGMLQuantizationType as Storage
 from ...cluster.errors import ConfigError, ModelLoadError
 from ...cluster.model_config import spec_from_gguf, spec_from_hf
 from ...cluster.model_spec import ModelSpec
+from ...cluster.parallel_layout import ParallelLayout
+from ...cluster.topology import Topology
 from ...cluster.weight_formats import WEIGHT_FORMATS, WeightFormat
 from ...router.gguf_metadata import GgufHeader, read_gguf_header
 from .gguf_names import gguf_name, has_sandwich_norms
@@ -64,6 +66,16 @@ def stored_dtype(path: Path) -> str:
 def unit_format(path: Path, quantization: str) -> WeightFormat | None:
     """The blocks that a cut must not tear: those of most weights, or of ``int8``; None where weights are floats."""
     return WEIGHT_FORMATS.get(stored_format(path) or ("q8_0" if quantization == "int8" else ""))
+
+
+def read_layout(path: Path, topology: Topology, *, quantization: str, num_redundant_experts: int) -> ParallelLayout:
+    """What each rank holds. Raises ModelLoadError, and ConfigError for a model that cannot be cut so."""
+    return ParallelLayout.of(
+        read_spec(path),
+        topology,
+        num_redundant_experts=num_redundant_experts,
+        weights=unit_format(path, quantization),
+    )
 
 
 def model_len(spec: ModelSpec, wanted: int | None) -> int:

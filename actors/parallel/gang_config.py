@@ -8,7 +8,7 @@ from ...cluster.expert_balance import ExpertBalance
 from ...cluster.kv_layout import KvLayout
 from ...cluster.parallel_layout import ParallelLayout
 from ...cluster.topology import Topology
-from ..models.spec import read_spec, unit_format
+from ..models.spec import read_layout
 from ..runner.load import KvMemoryConfig
 from .traffic import Kind
 
@@ -38,11 +38,11 @@ class GangConfig:
 
     def layout(self) -> ParallelLayout:
         """What each rank holds. Raises ModelLoadError, and ConfigError for a model that cannot be cut so."""
-        return ParallelLayout.of(
-            read_spec(self.path),
+        return read_layout(
+            self.path,
             self.topology,
+            quantization=self.quantization,
             num_redundant_experts=self.num_redundant_experts,
-            weights=unit_format(self.path, self.quantization),
         )
 
 
