@@ -21,6 +21,7 @@ from ...cluster.errors import (
 log = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY_S = 1.0
+NO_OBJECT = "the request body must be a JSON object, sent with content-type application/json"
 
 
 def error_response(error: WarmrootError) -> Response:
@@ -98,7 +99,7 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
     # The members of a union are tried one by one: the one that got furthest is what was meant.
     param = max((path for path in paths if f"{path}.".startswith(f"{paths[0]}.")), key=lambda path: path.count("."))
     if not param:
-        return InvalidRequestError("the request body must be a JSON object, sent with content-type application/json")
+        return InvalidRequestError(NO_OBJECT)
     reasons = dict.fromkeys(error["msg"] for error, path in zip(errors, paths, strict=True) if path == param)
     return InvalidRequestError(f"{param}: {'; or '.join(reasons)}", param=param)
 

@@ -12,14 +12,14 @@ from .chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from .chunks import ChatChunks
 from .documentation import generation_responses
 from .generation import Generation, served_by
-from .json_route import JsonRoute
+from .json_route import GenerationRoute
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
 
 def chat_routes(service: Service) -> APIRouter:
     """The chat API over ``service``."""
-    router = APIRouter(tags=["chat"], route_class=JsonRoute)
+    router = APIRouter(tags=["chat"], route_class=GenerationRoute)
 
     @router.post("/v1/chat/completions", responses=generation_responses(ChatCompletion, ChatCompletionChunk))
     async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:

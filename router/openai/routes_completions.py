@@ -9,14 +9,14 @@ from .chunks import CompletionChunks
 from .completions import CompletionBody, CompletionRequest
 from .documentation import generation_responses
 from .generation import Generation, served_by
-from .json_route import JsonRoute
+from .json_route import GenerationRoute
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
 
 def completion_routes(service: Service) -> APIRouter:
     """The text completion API over ``service``."""
-    router = APIRouter(tags=["completions"], route_class=JsonRoute)
+    router = APIRouter(tags=["completions"], route_class=GenerationRoute)
 
     @router.post("/v1/completions", responses=generation_responses(CompletionBody, CompletionBody))
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
