@@ -6,14 +6,13 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from .cluster_state import ClusterState
 from .documentation import DocumentedApp
 from .errors import install_error_handlers
-from .middleware import BearerAuth, BodyLimit, RequestBoundary
+from .middleware import BearerAuth, BodyLimit, CrossOrigin, RequestBoundary
 from .routes_admin import admin_routes
 from .routes_chat import chat_routes
 from .routes_completions import completion_routes
@@ -64,7 +63,7 @@ def build_app(
     )
     install_error_handlers(app)
     for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes, admin_routes):
-        app.include_router(routes(service))
+        app.router.routes.extend(routes(service).routes)  # an included router would match each request twice
     return app
 
 
@@ -74,7 +73,7 @@ def _middleware(service: Service) -> list[Middleware]:
     return [
         Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, settings=settings),
         Middleware(
-            CORSMiddleware,
+            CrossOrigin,
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],

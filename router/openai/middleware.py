@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from hashlib import sha256
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...cluster.errors import AuthenticationError, PayloadTooLargeError
@@ -48,7 +48,7 @@ class RequestBoundary:
         if self._settings.root_path:
             scope["root_path"] = self._settings.root_path
         started = self._clock()
-        request_id = client_request_id(Headers(scope=scope).get("x-request-id")) or self._new_id()
+        request_id = client_request_id(_header(scope, b"x-request-id")) or self._new_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         responding = False
@@ -57,10 +57,11 @@ class RequestBoundary:
             nonlocal responding
             if message["type"] == "http.response.start":
                 responding = True
-                headers = MutableHeaders(scope=message)
+                milliseconds = round((self._clock() - started) * 1000)
+                headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % milliseconds)]
                 if self._settings.sends_request_id:
-                    headers["x-request-id"] = state["request_id"]  # the body may have named it
-                headers["openai-processing-ms"] = str(round((self._clock() - started) * 1000))
+                    headers.append((b"x-request-id", state["request_id"].encode()))  # the body may have named it
+                message["headers"] = headers
             await send(message)
 
         try:
@@ -70,6 +71,16 @@ class RequestBoundary:
             if responding:
                 raise  # the server must cut the connection: the client would take the rest for complete
             await _send_json(send_stamped, 500, internal_error_body(request_id))
+
+
+class CrossOrigin(CORSMiddleware):
+    """Starlette's CORS, but for what no cache keeps and no other origin asks for."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] == "http" and scope["method"] == "POST" and _header(scope, b"origin") is None:
+            return await self.app(scope, receive, send)
+        await super().__call__(scope, receive, send)
 
 
 class BearerAuth:
@@ -82,7 +93,7 @@ class BearerAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] == "http" and self._tenants and not _is_open(scope):
-            tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
+            tenant = self._tenant(_header(scope, b"authorization") or "")
             if tenant is None:
                 response = error_response(AuthenticationError("a valid API key is needed: Authorization: Bearer KEY"))
                 response.headers["www-authenticate"] = "Bearer"
@@ -111,7 +122,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
             return await self.app(scope, receive, send)
         try:
-            length = Headers(scope=scope).get("content-length", "")
+            length = _header(scope, b"content-length") or ""
             self._check(int(length) if length.isdecimal() else 0)
             body = await self._read(receive)
         except PayloadTooLargeError as error:
@@ -154,6 +165,11 @@ class BodyLimit:
 def client_request_id(value: str | None) -> str | None:
     """``value`` if it may stand in a header, a log line and an id; otherwise None."""
     return value if value is not None and _REQUEST_ID.fullmatch(value) else None
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that name, which is in lower case as ASGI has them."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,9 +1,9 @@
 """JSON responses of the generation routes."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 CLIENT_LEFT = Response(status_code=499)
@@ -12,5 +12,4 @@ CLIENT_LEFT = Response(status_code=499)
 
 def json_response(body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
     """``body`` as compact UTF-8 JSON."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return Response(text, headers=dict(headers), media_type="application/json")
+    return Response(to_json(body), headers=dict(headers), media_type="application/json")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from uuid import uuid4
+from secrets import token_hex
 
 from ...cluster.errors import ModelNotFoundError, ReplicaUnavailableError
 from ..frontend import Frontend
@@ -14,7 +14,7 @@ from .settings import ApiSettings
 
 def random_id() -> str:
     """32 hexadecimal digits."""
-    return uuid4().hex
+    return token_hex(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
