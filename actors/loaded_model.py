@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.config import WarmrootConfig
-from ..cluster.errors import ConfigError
 from ..cluster.ids import BlockHash
 from ..cluster.kv_formats import kv_format
 from ..cluster.messages import RankInfo
@@ -47,7 +46,6 @@ class LoadedModel:
         """In this process, or in a crew where there are several ranks. Raises ModelLoadError, ConfigError."""
         if config.parallel.topology().world_size == 1:
             return cls._in_process(config, path, progress)
-        _check_drafts(config)
         return cls._in_gang(gang_config(config, path), start_crew, progress)
 
     @classmethod
@@ -130,16 +128,6 @@ def _draft_path(config: WarmrootConfig) -> Path | None:
     return None if speculation is None or speculation.model is None else resolve_model(speculation.model, None)
 
 
-def _check_drafts(config: WarmrootConfig) -> None:
-    speculation = config.speculation.speculative_config
-    if speculation is not None and (speculation.drafts_on_ranks or speculation.acceptance_threshold is not None):
-        asked = speculation.method if speculation.drafts_on_ranks else "acceptance_threshold"
-        raise ConfigError(
-            f"speculative_config: {asked} is not supported for a model that is cut over several ranks; ngram is",
-            param="speculative_config",
-        )
-
-
 def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:
     """What the ranks of a replica run."""
     topology = config.parallel.topology()
@@ -154,6 +142,8 @@ def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:
         expert_balance_steps=config.parallel.expert_balance_steps,
         max_model_len=config.model.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
+        speculation=config.speculation.speculative_config,
+        draft_path=_draft_path(config),
         step_s=config.parallel.step_timeout,
     )
 

@@ -3,7 +3,7 @@
 The families differ in data, not in code: one decoder reads this.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .model_tensors import count_parameters
@@ -170,6 +170,13 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Weights of all layers, embedding and head (tied ones once), norms included."""
         return count_parameters(self)
+
+    def first_layers(self, count: int) -> "ModelSpec":
+        """The model without all layers but the first ``count``."""
+        moe = self.moe
+        if moe is not None:
+            moe = replace(moe, sparse_layers=moe.sparse_layers[:count])
+        return replace(self, num_layers=count, layer_windows=self.layer_windows[:count], moe=moe)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer's MLP is made of experts."""

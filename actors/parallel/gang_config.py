@@ -7,6 +7,7 @@ from pathlib import Path
 from ...cluster.expert_balance import ExpertBalance
 from ...cluster.kv_layout import KvLayout
 from ...cluster.parallel_layout import ParallelLayout
+from ...cluster.speculative_config import SpeculativeConfig
 from ...cluster.topology import Topology
 from ..models.spec import read_layout
 from ..runner.load import KvMemoryConfig
@@ -31,6 +32,9 @@ class GangConfig:
     """After so many steps the next layer's experts are placed anew by what was asked of them; 0: they stay."""
     max_model_len: int | None = None
     max_num_seqs: int = 256
+    speculation: SpeculativeConfig | None = None
+    draft_path: Path | None = None
+    """The model that drafts, if that is what ``speculation`` asks for."""
     start_s: float = 600.0
     """Seconds that loading may take."""
     step_s: float = 30.0

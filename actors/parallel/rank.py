@@ -18,6 +18,7 @@ from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.weights import Progress
 from ..runner.load import kv_memory_for
+from ..runner.load_drafter import draft_page_bytes
 from ..runner.memory import page_bytes
 from ..runner.runner import ModelRunner
 from ..runner.threads import use_threads
@@ -26,6 +27,7 @@ from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddres
 from .groups import RankLists, make_groups
 from .memory_use import held_bytes, peak_bytes
 from .plan_receiver import PlanReceiver
+from .rank_drafts import RankDrafts, load_draft
 from .rendezvous import join_store, serve_store
 from .shard import Shard
 from .stage import PipelineStage
@@ -159,6 +161,7 @@ class Rank:
             progress=progress,
             shard=shard,
         )
+        draft = load_draft(config, shard, self._device)
         self._held_bytes = held_bytes()
         layout = whole.stage(shard.own.layers)
         memory = config.kv.kv_cache_memory
@@ -166,11 +169,14 @@ class Rank:
             kv_cache_memory=None if memory is None else memory // world_size,
             num_sharers=config.kv.num_sharers * world_size,
         )
-        kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs)
+        kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, config.max_model_len, config.max_num_seqs, draft)
         stage = self._stage = PipelineStage(decoder, shard.groups.pp)
         self._balancer = _balancer(decoder, shard.groups.ep, config.expert_balance_steps)
         num_blocks = votes.least("KV blocks", num_blocks)
         self._kv_bytes = num_blocks * page_bytes(decoder.spec, layout, kv_dtype)
+        if draft is not None:
+            self._kv_bytes += num_blocks * draft_page_bytes(draft.spec, decoder.spec, layout, kv_dtype)
+        drafts = self._drafts = RankDrafts(config.speculation, shard, decoder)
         return ModelRunner(
             decoder,
             layout,
@@ -178,7 +184,14 @@ class Rank:
             kv_dtype=kv_dtype,
             max_num_seqs=config.max_num_seqs,
             forward=stage.forward if stage.group.size > 1 else None,
+            make_drafter=drafts.drafter(layout, num_blocks, kv_dtype, draft),
+            acceptance_threshold=None if config.speculation is None else config.speculation.acceptance_threshold,
         )
+
+    def _idle(self) -> None:
+        """A step that computes nothing here."""
+        self._stage.idle()
+        self._drafts.idle()
 
     def run(self, on_lost: OnLost) -> None:
         """Answer plans until the leader closes the gang. Raises RankLostError.
@@ -200,7 +213,7 @@ class Rank:
             receiver,
             self._stage.expect,
             samples=topology.samples(self._rank),
-            idle=self._stage.idle if topology.exchanges_tokens else None,
+            idle=self._idle if topology.exchanges_tokens else None,
             after_step=None if self._balancer is None else self._balancer.after_step,
         )
         try:

@@ -10,6 +10,7 @@ from ...cluster.model_spec import ModelSpec
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory, KvType
 from ..engine.plan import SequenceStep, StepPlan
+from ..layers.moe import MoeMLP
 from ..models.decoder import Decoder
 from .batch import pack
 from .decode import DecodeBatch, EagerDecodes
@@ -38,7 +39,21 @@ class LayerSkip:
 
     def logits(self, table: SequenceTable, states: list[SequenceState], ahead: int) -> torch.Tensor:
         """See ``DraftLayers``."""
-        return _decoded(self._decodes.logits(table, states, [state.num_tokens - 1 + ahead for state in states]))
+        return _decoded(self.run(table, states, [state.num_tokens - 1 + ahead for state in states]))
+
+    def run(self, table: SequenceTable, states: list[SequenceState], computed: list[int]) -> torch.Tensor | None:
+        """[B, vocab] of what follows each sequence's token after its ``computed`` ones; None where others sample."""
+        return self._decodes.logits(table, states, computed)
+
+    @property
+    def sparse_mlps(self) -> list[MoeMLP]:
+        """Those of the layers that have experts."""
+        return [layer.mlp for layer in self._decoder.layers if isinstance(layer.mlp, MoeMLP)]
+
+    def no_rows(self) -> torch.Tensor:
+        """Hidden states [0, hidden]."""
+        decoder = self._decoder
+        return torch.empty(0, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
 
     def _batch(self, size: int) -> DecodeBatch:
         layout = self._kv.layout

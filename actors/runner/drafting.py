@@ -35,6 +35,21 @@ class DraftLayers(Protocol):
         ...
 
 
+class Drafts(Protocol):
+    """What a runner asks for guesses."""
+
+    def begin(self, table: SequenceTable, plan: StepPlan) -> None:
+        """A plan that has been applied to the table is about to run."""
+        ...
+
+    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
+        """After the step: guesses for the sequences that the plan asks them for, as many as have pages.
+
+        On ranks that do not sample there are none.
+        """
+        ...
+
+
 class Drafter:
     """Draws guesses as the request's own parameters say."""
 
@@ -49,11 +64,11 @@ class Drafter:
         self._coupled = coupled
 
     def begin(self, table: SequenceTable, plan: StepPlan) -> None:
-        """See ``DraftLayers``."""
+        """See ``Drafts``."""
         self._layers.begin(table, plan)
 
     def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
-        """Guesses for the sequences that a plan asks them for, as many as have pages. Call it after the step."""
+        """See ``Drafts``."""
         wanted: dict[SequenceState, int] = {}
         for step in plan.sequences:
             if step.num_drafts:

@@ -14,8 +14,8 @@ from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.spec import model_len
 from ..models.weights import Progress
-from .load_drafter import drafter_of, shared_blocks
-from .memory import available_bytes, kv_blocks_for, useful_blocks
+from .load_drafter import draft_page_bytes, drafter_of
+from .memory import available_bytes, kv_blocks_for, page_bytes, useful_blocks
 from .runner import ModelRunner
 
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -60,12 +60,10 @@ def load_runner(
     device = device or default_device()
     decoder = load_model(path, dtype=dtype, quantization=quantization, device=device, progress=progress)
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
-    kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs)
+    draft = None if draft_path is None else load_model(draft_path, dtype=dtype, device=device)
+    kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs, draft)
     if speculation is None:
         return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
-    draft = None if draft_path is None else load_model(draft_path, dtype=dtype, device=device)
-    if draft is not None and kv.num_kv_blocks is None:
-        num_blocks = shared_blocks(decoder.spec, draft.spec, layout, num_blocks)
     return ModelRunner(
         decoder,
         layout,
@@ -77,12 +75,23 @@ def load_runner(
 
 
 def kv_memory_for(
-    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, max_model_len: int | None, max_num_seqs: int
+    decoder: Decoder,
+    layout: KvLayout,
+    kv: KvMemoryConfig,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    draft: Decoder | None = None,
 ) -> tuple[KvType, int]:
-    """Type and number of the KV blocks that a loaded model gets. Raises ConfigError."""
+    """Type and number of the KV blocks that a loaded model gets. Raises ConfigError.
+
+    A model that drafts has as many beside them, which come out of the same memory.
+    """
     kv_dtype = _kv_dtype(kv.kv_cache_dtype, decoder)
     length = model_len(decoder.spec, max_model_len)
-    return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder, layout, kv, kv_dtype, length, max_num_seqs)
+    size = page_bytes(decoder.spec, layout, kv_dtype)
+    if draft is not None:
+        size += draft_page_bytes(draft.spec, decoder.spec, layout, kv_dtype)
+    return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder.device, layout, kv, size, length, max_num_seqs)
 
 
 def _kv_dtype(name: str, decoder: Decoder) -> KvType:
@@ -104,10 +113,11 @@ def _kv_dtype(name: str, decoder: Decoder) -> KvType:
 
 
 def _num_blocks(
-    decoder: Decoder, layout: KvLayout, kv: KvMemoryConfig, dtype: KvType, length: int, max_num_seqs: int
+    device: torch.device, layout: KvLayout, kv: KvMemoryConfig, size: int, length: int, max_num_seqs: int
 ) -> int:
+    """``size``: bytes of a page."""
     if kv.kv_cache_memory is not None:
-        return kv_blocks_for(decoder.spec, kv.kv_cache_memory, layout, dtype)
-    memory = available_bytes(decoder.device, kv.gpu_memory_utilization, kv.num_sharers)
+        return kv_blocks_for(size, kv.kv_cache_memory, layout)
+    memory = available_bytes(device, kv.gpu_memory_utilization, kv.num_sharers)
     most = _CACHE_FACTOR * useful_blocks(layout, length, max_num_seqs)
-    return min(most, kv_blocks_for(decoder.spec, memory, layout, dtype))
+    return min(most, kv_blocks_for(size, memory, layout))

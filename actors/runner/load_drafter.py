@@ -26,22 +26,40 @@ def drafter_of(
     """What makes the drafter of a runner from its KV pages; None where no layers draft. Raises ConfigError."""
     if not speculation.drafts_on_ranks:
         return None
-    # Quantised pages take tokens in order and once; a drafting model goes back over what it guessed wrong.
-    dtype = kv_dtype if isinstance(kv_dtype, torch.dtype) else torch.float16
+    dtype = draft_dtype(kv_dtype)
     model = None if draft is None else DraftModel(draft, decoder.spec, layout, num_blocks, dtype)
 
     def make(kv: KvMemory) -> Drafter:
-        num_layers = speculation.num_layers or max(1, len(decoder.layers) // 3)
-        layers: DraftLayers = model or LayerSkip(decoder, kv, num_layers)
-        coupled = speculation.verification == "coupled"
-        eos_token_ids = decoder.spec.eos_token_ids
-        return Drafter(layers, choice_for(decoder.device), eos_token_ids, layout.block_size, coupled=coupled)
+        layers = model or skipped_layers(speculation, decoder, kv)
+        return drafter_over(layers, speculation, decoder, layout.block_size)
 
     return make
 
 
-def shared_blocks(spec: ModelSpec, draft: ModelSpec, layout: KvLayout, num_blocks: int) -> int:
-    """Blocks that two models get in the memory of ``num_blocks`` of the first. Raises ConfigError."""
-    own = page_bytes(spec, layout, torch.float16)
-    beside = page_bytes(draft, draft_layout(draft, spec, layout), torch.float16)
-    return max(2, num_blocks * own // (own + beside))
+def skipped_layers(speculation: SpeculativeConfig, decoder: Decoder, kv: KvMemory) -> LayerSkip:
+    """The model's own first layers, a third of them by default. Raises ConfigError."""
+    return LayerSkip(decoder, kv, default_layers(speculation, len(decoder.layers)))
+
+
+def default_layers(speculation: SpeculativeConfig, num_layers: int) -> int:
+    """How many of a model's layers draft."""
+    return speculation.num_layers or max(1, num_layers // 3)
+
+
+def drafter_over(layers: DraftLayers, speculation: SpeculativeConfig, decoder: Decoder, block_size: int) -> Drafter:
+    """Draws guesses for ``decoder`` from what the layers say."""
+    coupled = speculation.verification == "coupled"
+    return Drafter(layers, choice_for(decoder.device), decoder.spec.eos_token_ids, block_size, coupled=coupled)
+
+
+def draft_page_bytes(draft: ModelSpec, target: ModelSpec, layout: KvLayout, kv_dtype: KvType) -> int:
+    """Bytes of a drafting model's page beside one of the model's. Raises ConfigError where the two do not suit."""
+    return page_bytes(draft, draft_layout(draft, target, layout), draft_dtype(kv_dtype))
+
+
+def draft_dtype(kv_dtype: KvType) -> torch.dtype:
+    """Of a drafting model's pages, plain where the model's are quantised.
+
+    Quantised pages take tokens in order and once; a drafting model goes back over what it guessed wrong.
+    """
+    return kv_dtype if isinstance(kv_dtype, torch.dtype) else torch.float16

@@ -23,9 +23,11 @@ def page_bytes(spec: ModelSpec, layout: KvLayout, dtype: KvType) -> int:
     return layout.slots * layout.block_size * spec.cached_elements * dtype.itemsize
 
 
-def kv_blocks_for(spec: ModelSpec, memory_bytes: int, layout: KvLayout, dtype: KvType) -> int:
-    """Pages in ``memory_bytes``, the null page included. Raises ConfigError if they hold no sequence of one block."""
-    size = page_bytes(spec, layout, dtype)
+def kv_blocks_for(size: int, memory_bytes: int, layout: KvLayout) -> int:
+    """Pages of ``size`` bytes in ``memory_bytes``, the null page included.
+
+    Raises ConfigError if they hold no sequence of one block.
+    """
     num_blocks, least = memory_bytes // size, 1 + len(layout.groups)
     if num_blocks < least:
         raise ConfigError(

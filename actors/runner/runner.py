@@ -20,7 +20,7 @@ from .batch import Batch, apply_diff, only_decodes, pack
 from .choice import choice_for
 from .cuda_graphs import CudaRecorder, DecodeGraphs, graph_sizes
 from .decode import DecodeBatch, EagerDecodes
-from .drafting import Drafter
+from .drafting import Drafts
 from .logprobs import logprobs
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
@@ -55,7 +55,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...] | None = None,
         max_num_seqs: int = 256,
         forward: Forward | None = None,
-        make_drafter: Callable[[KvMemory], Drafter] | None = None,
+        make_drafter: Callable[[KvMemory], Drafts] | None = None,
         acceptance_threshold: float | None = None,
     ) -> None:
         """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's.
@@ -120,7 +120,7 @@ class ModelRunner:
         results = self._decode(plan) if only_decodes(plan) else self._mixed(plan)
         return results if self._drafter is None else self._with_drafts(plan, results, self._drafter)
 
-    def _with_drafts(self, plan: StepPlan, results: list[SequenceResult], drafter: Drafter) -> list[SequenceResult]:
+    def _with_drafts(self, plan: StepPlan, results: list[SequenceResult], drafter: Drafts) -> list[SequenceResult]:
         drafts = drafter.draft(self._sequences, plan)
         if not drafts:
             return results

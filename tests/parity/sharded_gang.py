@@ -194,6 +194,7 @@ def served_by_gang(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
     num_redundant_experts: int = 0,
+    draft_path: Path | None = None,
     **options,
 ):
     """``Served`` over processes; ``options`` are the engine's."""
@@ -205,6 +206,8 @@ def served_by_gang(
         dtype=dtype,
         quantization=quantization,
         num_redundant_experts=num_redundant_experts,
+        speculation=options.get("speculation"),
+        draft_path=draft_path,
         step_s=PATIENCE_S,
     )
     with forked_ranks():

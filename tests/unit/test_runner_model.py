@@ -197,9 +197,9 @@ def test_memory_sizes(decoder):
     size = page_bytes(decoder.spec, layout, torch.float32)
     assert size == 2 * 16 * 2 * 2 * 8 * 4  # layers, tokens, k and v, heads, head_dim, bytes
     assert page_bytes(decoder.spec, layout, torch.float16) == size // 2
-    assert kv_blocks_for(decoder.spec, 10 * size + 1, layout, torch.float32) == 10
+    assert kv_blocks_for(size, 10 * size + 1, layout) == 10
     with pytest.raises(ConfigError, match="hold 1 KV blocks"):
-        kv_blocks_for(decoder.spec, size, layout, torch.float32)
+        kv_blocks_for(size, size, layout)
     assert useful_blocks(layout, max_model_len=100, max_num_seqs=3) == 1 + 3 * 7
     assert useful_blocks(KvLayout.of((None, 32), 16), max_model_len=100, max_num_seqs=1) == 1 + 7 + 3
 
