@@ -168,14 +168,37 @@ def _bucket(
     num_keys = max(span.num_keys - span.first_block * block_size for span in spans)
     key_at = first[:, None] * block_size + torch.arange(num_keys, device=device)  # [B, num_keys]
     query_at = (keys - num_queries)[:, None] + torch.arange(num_queries, device=device)  # [B, num_queries]
-    seen = key_at[:, None] <= query_at[:, :, None]
-    rows = None if whole else (start[:, None] + torch.arange(num_queries, device=device)).flatten()
-
+    at = start[:, None] + torch.arange(num_queries, device=device)  # [B, num_queries]
+    rows = None if whole else at.flatten()
     is_causal = num_queries > 1 and all(span.num_keys == num_queries for span in spans)
+    if metadata.tree_mask is not None and num_queries > 1:
+        seen, is_causal = _seen_in_trees(metadata.tree_mask[at], query_at, key_at, window), False
+    else:
+        seen = _seen(key_at[:, None], query_at[:, :, None], window)
     if window is not None:
-        seen &= key_at[:, None] > query_at[:, :, None] - window
         is_causal = is_causal and num_queries <= window
     if is_causal or bool(seen.all()):
         return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, None, is_causal, first, query_at)
     bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
     return Bucket(len(spans), rows, num_queries, blocks.flatten(), num_keys, bias[:, None], False, first, query_at)
+
+
+def _seen(key_at: torch.Tensor, query_at: torch.Tensor, window: int | None) -> torch.Tensor:
+    seen = key_at <= query_at
+    return seen if window is None else seen & (key_at > query_at - window)
+
+
+def _seen_in_trees(
+    mask_BQ: torch.Tensor, query_at: torch.Tensor, key_at: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """[B, Q, S]: which of the keys that lie at [B, S] are seen by queries that lie at [B, Q]."""
+    bits = torch.arange(64, device=mask_BQ.device)
+    is_node = mask_BQ != 0
+    depth = (mask_BQ[..., None] >> bits & 1).sum(-1) - 1
+    stands_at = torch.where(is_node, query_at[:, :1] + depth, query_at)
+    behind = key_at - query_at[:, :1]  # [B, S]: behind the sequence's first query
+    among = behind.clamp(0, query_at.shape[1] - 1)
+    key_stands_at = torch.where(behind < 0, key_at, stands_at.gather(1, among))
+    seen = _seen(key_stands_at[:, None], stands_at[..., None], window)
+    is_kin = (behind[:, None] < 0) | (mask_BQ[..., None] >> among[:, None] & 1).bool()
+    return seen & torch.where(is_node[..., None], is_kin, True) & (key_at <= query_at[:, -1:])[:, None]

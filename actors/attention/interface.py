@@ -1,7 +1,7 @@
 """The attention contract, flash-attention's: varlen queries over a paged KV cache."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -15,7 +15,8 @@ KvPages: TypeAlias = torch.Tensor | QuantisedKeys
 class AttentionMetadata:
     """One step's batch as a KV group sees it: B sequences with T query tokens in all.
 
-    Query i of a sequence with q queries and k keys stands at position ``k - q + i`` (bottom-right causal mask).
+    Query i of a sequence with q queries and k keys stands at position ``k - q + i`` (bottom-right causal mask), but for
+    nodes of a tree.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -28,6 +29,10 @@ class AttentionMetadata:
     """[T] int64: ``block * block_size + offset`` at which each query token's own key and value are stored."""
     max_seqlen_q: int
     max_seqlen_k: int
+    tree_mask: torch.Tensor | None = None
+    """[T] int64, for a ``TreeBackend``: where it is not 0, the query is a node of a tree. It sees the keys before its
+    sequence's queries, and of these the n-th where bit n is set, itself included; it stands as many places behind the
+    first of them as it has ancestors. At most 64 queries a sequence."""
 
 
 class PagedBackend(Protocol):
@@ -40,6 +45,21 @@ class PagedBackend(Protocol):
 
         Both have the same number of elements, or the values none: where they are part of the keys.
         """
+        ...
+
+
+@runtime_checkable
+class TreeBackend(PagedBackend, Protocol):
+    """A backend that takes ``tree_mask``, and can move tokens to where those of a sequence stand."""
+
+    def move(
+        self,
+        keys: tuple[KvPages, ...],
+        values: tuple[torch.Tensor, ...],
+        sources: torch.Tensor,
+        destinations: torch.Tensor,
+    ) -> None:
+        """Copy tokens from slots [N] int64 to slots [N], in all of the pages. These are not quantised."""
         ...
 
 

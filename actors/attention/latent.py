@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .buckets import Bucket, BucketPlans, PageGather
-from .interface import AttentionMetadata
-from .torch_backend import behind_prefix
+from .interface import AttentionMetadata, KvPages
+from .torch_backend import behind_prefix, move_tokens
 
 _MOST_SCORES = 1 << 22
 """Scores that are held at a time: a long chunk's of all heads would take gigabytes."""
@@ -43,6 +43,16 @@ class TorchLatentAttention:
         for bucket in buckets:
             out_THV[bucket.rows] = self._attend(q_THE[bucket.rows], cache, bucket, scale, value_size)
         return out_THV
+
+    def move(
+        self,
+        keys: tuple[KvPages, ...],
+        values: tuple[torch.Tensor, ...],
+        sources: torch.Tensor,
+        destinations: torch.Tensor,
+    ) -> None:
+        """See ``TreeBackend``."""
+        move_tokens((*keys, *values), sources, destinations)
 
     def _attend(
         self, q_THE: torch.Tensor, cache: torch.Tensor, bucket: Bucket, scale: float, value_size: int

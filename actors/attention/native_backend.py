@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ...cluster.errors import ConfigError
-from ..kernels.attention import AttentionPlan, PagedAttention
+from ..kernels.attention import AttentionPlan, PagedAttention, cache_structs
 from ..kernels.library import NativeLibrary, native
 from .interface import AttentionMetadata, KvPages
 from .kv_memory import KvMemory
@@ -66,6 +66,16 @@ class NativeAttention:
         plan = self._plan(metadata, window, k_cache, q_THD.shape[1])
         return self._functions.attend(q_THD, k_cache, v_cache, plan.handle, scale, softcap or 0.0)
 
+    def move(
+        self,
+        keys: tuple[KvPages, ...],
+        values: tuple[torch.Tensor, ...],
+        sources: torch.Tensor,
+        destinations: torch.Tensor,
+    ) -> None:
+        """See ``TreeBackend``."""
+        self._functions.move(cache_structs(keys, values), sources, destinations)
+
     def plan_for(self, metadata: AttentionMetadata, window: int | None, kv: KvMemory, num_heads: int) -> AttentionPlan:
         """What ``forward`` would do in any layer of that window. Kept for a few steps: use it in the one it is for."""
         return self._plan(metadata, window, kv.keys[0], num_heads)
@@ -82,6 +92,7 @@ class NativeAttention:
             (num_kv_heads, head_dim, block_size),
             num_heads,
             window,
+            metadata.tree_mask,
         )
         self._plans.append(_Planned(metadata, window, plan))
         return plan

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from ...cluster.errors import ConfigError
-from ..kernels.attention import AttentionPlan, PagedAttention
+from ..kernels.attention import AttentionPlan, PagedAttention, cache_structs
 from ..kernels.library import NativeLibrary, native
-from .interface import AttentionMetadata
+from .interface import AttentionMetadata, KvPages
 
 
 class _Planned(NamedTuple):
@@ -45,6 +45,16 @@ class NativeLatentAttention:
         plan = self._plan(metadata, cache, q_THE.shape[1])
         return self._functions.attend_to_latents(q_THE, cache, plan.handle, scale)[..., :value_size]
 
+    def move(
+        self,
+        keys: tuple[KvPages, ...],
+        values: tuple[torch.Tensor, ...],
+        sources: torch.Tensor,
+        destinations: torch.Tensor,
+    ) -> None:
+        """See ``TreeBackend``."""
+        self._functions.move(cache_structs(keys, values), sources, destinations)
+
     def _plan(self, metadata: AttentionMetadata, cache: torch.Tensor, num_heads: int) -> AttentionPlan:
         for planned in reversed(self._plans):
             if planned.metadata is metadata:
@@ -57,6 +67,7 @@ class NativeLatentAttention:
             (1, size, block_size),
             num_heads,
             None,
+            metadata.tree_mask,
         )
         self._plans.append(_Planned(metadata, plan))
         return plan

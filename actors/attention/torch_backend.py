@@ -1,5 +1,6 @@
 """Paged attention in plain torch: the portable reference."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -68,6 +69,16 @@ class TorchAttention:
             out_THD[bucket.rows] = self._attend(q_THD[bucket.rows], k_cache, v_cache, bucket, scale, softcap)
         return out_THD
 
+    def move(
+        self,
+        keys: tuple[KvPages, ...],
+        values: tuple[torch.Tensor, ...],
+        sources: torch.Tensor,
+        destinations: torch.Tensor,
+    ) -> None:
+        """See ``TreeBackend``."""
+        move_tokens((*keys, *values), sources, destinations)
+
     def _attend(
         self,
         q_THD: torch.Tensor,
@@ -93,6 +104,14 @@ class TorchAttention:
         q_BHQD = q_THD.reshape(-1, bucket.num_queries, num_heads, head_dim).transpose(1, 2)
         out = _scaled_dot_product(q_BHQD, k_BKSD, v_BKSD, bucket, scale, softcap)
         return out.transpose(1, 2).reshape(q_THD.shape)
+
+
+def move_tokens(pages: Sequence[KvPages], sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    """Of pages [num_blocks, block_size, ...]."""
+    for cache in pages:
+        if isinstance(cache, torch.Tensor) and cache.numel():
+            tokens = cache.view(-1, *cache.shape[2:])
+            tokens[destinations] = tokens[sources]
 
 
 def _pages(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:

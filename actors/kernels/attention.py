@@ -1,4 +1,4 @@
-"""Paged attention as torch operators: ``native/{attention_plan,paged_attention,kv_append}.cpp``.
+"""Paged attention as torch operators: ``native/{attention_plan,paged_attention,kv_append,kv_move}.cpp``.
 
 The operators exist where the native library does. Pages of keys are [num_kv_heads, head_dim, block_size], those of
 values [num_kv_heads, block_size, head_dim], float32, float16 or bfloat16. Latents are keys and values of all heads at
@@ -6,6 +6,7 @@ once: their pages are [block_size, size]. Quantised pages are bytes (``native/kv
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -29,6 +30,7 @@ class SequencesStruct(ctypes.Structure):
         ("seqused_k", c_void_p),
         ("block_table", c_void_p),
         ("table_stride", c_int64),
+        ("tree_mask", c_void_p),
     ]
 
 
@@ -61,6 +63,9 @@ class PagedAttention:
         self._append = functions.wr_kv_append
         self._append.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
         self._append.restype = None
+        self._move = functions.wr_kv_move
+        self._move.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, c_int64)
+        self._move.restype = None
         self._attend = functions.wr_paged_attention
         self._attend.argtypes = (c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_int64)
         self._attend.restype = None
@@ -73,8 +78,9 @@ class PagedAttention:
         page: tuple[int, int, int],
         num_heads: int,
         window: int | None,
+        tree_mask: torch.Tensor | None = None,
     ) -> AttentionPlan:
-        """For int32 arrays as in ``AttentionMetadata``; ``page`` is the shape of a page of keys."""
+        """For arrays as in ``AttentionMetadata``; ``page`` is the shape of a page of keys."""
         num_kv_heads, head_dim, block_size = page
         table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
         sequences = SequencesStruct(
@@ -83,6 +89,7 @@ class PagedAttention:
             seqused_k=seqused_k.data_ptr(),
             block_table=table.data_ptr(),
             table_stride=table.stride(0),
+            tree_mask=None if tree_mask is None else tree_mask.data_ptr(),
         )
         handle = self._plan(ctypes.byref(sequences), num_heads, num_kv_heads, head_dim, block_size, window or 0)
         return AttentionPlan(self, table, handle)
@@ -116,6 +123,10 @@ class PagedAttention:
         """float32 [T, num_heads, head_dim] -> the same shape. ``plan``: an AttentionPlan's handle; softcap 0: none."""
         return self._attend_to(q_THD, cache_struct(k_pages, v_pages), plan, scale, softcap)
 
+    def move(self, caches: "ctypes.Array[KvCacheStruct]", sources: torch.Tensor, destinations: torch.Tensor) -> None:
+        """Copy tokens from slots [N] int64 to slots [N], one after the other, in caches that are not quantised."""
+        self._move(caches, len(caches), sources.data_ptr(), destinations.data_ptr(), len(sources))
+
     def append_latents(self, latents_TE: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Store float32 latents at slots [T] int64, block * block_size + offset."""
         latents_TE = latents_TE.contiguous()
@@ -142,6 +153,18 @@ class PagedAttention:
 def _has_packed_heads(x_THD: torch.Tensor) -> bool:
     """Heads lie side by side; tokens may not."""
     return x_THD.stride(2) == 1 and x_THD.stride(1) == x_THD.shape[2]
+
+
+def cache_structs(
+    keys: Sequence[torch.Tensor | QuantisedKeys], values: Sequence[torch.Tensor]
+) -> "ctypes.Array[KvCacheStruct]":
+    """Several layers' pages, or latents, which have none of values."""
+    return (KvCacheStruct * len(keys))(
+        *(
+            _latent_struct(k) if isinstance(k, torch.Tensor) and not v.numel() else cache_struct(k, v)
+            for k, v in zip(keys, values, strict=True)
+        )
+    )
 
 
 def cache_struct(k_pages: torch.Tensor | QuantisedKeys, v_pages: torch.Tensor) -> KvCacheStruct:

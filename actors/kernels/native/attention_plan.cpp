@@ -1,7 +1,9 @@
 #include "attention_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
+#include <utility>
 
 namespace wr {
 namespace {
@@ -45,10 +47,36 @@ class Planner {
     void add_queries(int32_t sequence) {
         const int32_t count = num_queries(sequence), start = sequences_.seqused_k[sequence] - count;
         for (int32_t i = 0; i < count; ++i) {
+            const int32_t row = sequences_.cu_seqlens_q[sequence] + i;
+            if (sequences_.tree_mask != nullptr && sequences_.tree_mask[row] != 0) {
+                plan_.queries.push_back(node(row, start, static_cast<uint64_t>(sequences_.tree_mask[row])));
+                continue;
+            }
             const int32_t position = start + i;
             const int32_t first = window_ > 0 ? std::max(0, position - window_ + 1) : 0;
-            plan_.queries.push_back({sequences_.cu_seqlens_q[sequence] + i, first, position});
+            plan_.queries.push_back({row, first, position, start, 0});
         }
+    }
+
+    // A query of a tree whose first key is `begin`, and which sees those in `mask`: itself is the last of them, and they
+    // stand side by side in its sequence.
+    Query node(int32_t row, int32_t begin, uint64_t mask) const {
+        const int32_t position = begin + std::popcount(mask) - 1;
+        int32_t first = window_ > 0 ? std::max(0, position - window_ + 1) : 0;
+        while (first > begin && std::popcount(mask) > window_) mask &= mask - 1;
+        if (first > begin) first = begin + std::countr_zero(mask);
+        const int32_t last = std::bit_width(mask) - 1;
+        return {row, first, begin + last, begin, ~mask & (~uint64_t{0} >> (63 - last))};
+    }
+
+    // The keys that any of some queries sees, [first, second).
+    std::pair<int32_t, int32_t> seen(int32_t first, int32_t count) const {
+        std::pair<int32_t, int32_t> keys{plan_.queries[first].first_key, plan_.queries[first].last_key + 1};
+        for (int32_t i = first + 1; i < first + count; ++i) {
+            keys.first = std::min(keys.first, plan_.queries[i].first_key);
+            keys.second = std::max(keys.second, plan_.queries[i].last_key + 1);
+        }
+        return keys;
     }
 
     // Many queries: tiles of them, each over all the keys that one of its queries sees.
@@ -58,8 +86,8 @@ class Planner {
         const int32_t end = static_cast<int32_t>(plan_.queries.size());
         for (int32_t first = begin; first < end; first += item_queries_) {
             const int32_t count = std::min(item_queries_, end - first);
-            add_item(first, count, sequence, plan_.queries[first].first_key,
-                     plan_.queries[first + count - 1].last_key + 1, false);
+            const auto [begin_key, end_key] = seen(first, count);
+            add_item(first, count, sequence, begin_key, end_key, false);
         }
     }
 
@@ -67,8 +95,7 @@ class Planner {
     void plan_runs(int32_t sequence) {
         const int32_t first = static_cast<int32_t>(plan_.queries.size()), count = num_queries(sequence);
         add_queries(sequence);
-        const int32_t begin_key = plan_.queries[first].first_key;
-        const int32_t end_key = plan_.queries[first + count - 1].last_key + 1;
+        const auto [begin_key, end_key] = seen(first, count);
         const bool split = begin_key / kRunKeys != (end_key - 1) / kRunKeys;
         for (int32_t key = begin_key; key < end_key; key = next_run(key)) {
             add_item(first, count, sequence, key, std::min(next_run(key), end_key), split);

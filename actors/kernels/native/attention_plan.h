@@ -15,11 +15,14 @@ constexpr int32_t kRunKeys = 256;
 // Rows (a query and a head are a row) that an item holds at most: their sums stay in the first caches.
 constexpr int32_t kItemRows = 48;
 
-// A query token: where it is in the packed batch and which keys it sees, [first_key, last_key].
+// A query token: where it is in the packed batch and which keys it sees: [first_key, last_key], without those of other
+// branches of a tree. Bit n of `hidden` is the key tree_begin + n.
 struct Query {
     int32_t row;
     int32_t first_key;
     int32_t last_key;
+    int32_t tree_begin;
+    uint64_t hidden;
 };
 
 // Some queries, all heads of one KV group, over keys [begin_key, end_key) in the blocks of one sequence's table.

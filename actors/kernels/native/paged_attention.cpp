@@ -161,6 +161,7 @@ class Worker {
         queries_ = arena.take<float>(num_rows_ * call_.head_dim());
         first_keys_ = arena.take<int32_t>(num_rows_);
         last_keys_ = arena.take<int32_t>(num_rows_);
+        hidden_ = arena.take<Hidden>(num_rows_);
         weights_ = arena.take<float>(kRows * kTileKeys);
         best_ = arena.take<float>(num_rows_);
         totals_ = arena.take<float>(num_rows_ * Vec::kLanes);
@@ -183,6 +184,7 @@ class Worker {
         for (int32_t row = begin; row < begin + count; ++row) {
             first_keys_[row] = std::max(query(row).first_key, item_.begin_key);
             last_keys_[row] = query(row).last_key;
+            hidden_[row] = {query(row).tree_begin, query(row).hidden};
             const float *from = call_.queries + query(row).row * call_.q_stride + head(row) * head_dim;
             float *to = queries_ + begin * head_dim + (row - begin);
             for (int32_t d = 0; d < head_dim; ++d) to[d * count] = from[d] * call_.scale;
@@ -197,6 +199,7 @@ class Worker {
                             queries_ + row * call_.head_dim(),
                             first_keys_ + row,
                             last_keys_ + row,
+                            hidden_ + row,
                             weights_,
                             best_ + row,
                             totals_ + row * Vec::kLanes,
@@ -231,6 +234,7 @@ class Worker {
     float *queries_;
     int32_t *first_keys_;
     int32_t *last_keys_;
+    Hidden *hidden_;
     float *weights_;
     float *best_;
     float *totals_;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -17,12 +18,32 @@ namespace wr {
 constexpr int kRows = 6;
 constexpr int kVectors = Vec::kLanes == 16 ? 4 : 2;
 
+// Keys of a tree that a row does not see: bit n is the key begin + n.
+struct Hidden {
+    int32_t begin;
+    uint64_t keys;
+
+    // Those of the tile that begins at a key.
+    uint64_t of_tile(int32_t tile) const {
+        const int32_t shift = begin - tile;
+        if (keys == 0 || shift >= kTileKeys || shift <= -64) return 0;
+        return shift >= 0 ? keys << shift : keys >> -shift;
+    }
+};
+
+static_assert(kTileKeys == 64, "a tile's keys are the bits of one number");
+
+inline void fill_hidden(float *scores, uint64_t hidden, float value) {
+    for (; hidden != 0; hidden &= hidden - 1) scores[std::countr_zero(hidden)] = value;
+}
+
 // Up to kRows rows; all arrays belong to the thread.
 struct Rows {
     int count;
     const float *queries;       // [head_dim, count], scaled
     const int32_t *first_keys;  // [count] first key that a row sees
     const int32_t *last_keys;   // [count] and its last one
+    const Hidden *hidden;       // [count] and which of these it does not see
     float *weights;             // [kRows, kTileKeys] scores of the tile, then their weights
     float *best;                // [count] largest score so far
     float *totals;              // [count, kLanes] sums of weights, lane by lane
@@ -70,9 +91,12 @@ void score(const float *queries, const AnyTile &tile, int first, int last, int h
     if constexpr (V > 1) score<R, V - 1>(queries, tile, first, last, head_dim, scores);
 }
 
-// Scores [first, last) of a row, of which it sees [low, high), become weights. Returns what earlier sums are worth.
-inline float soften(float *scores, int first, int last, int low, int high, float softcap, float *best, float *totals) {
-    if (low >= high) {
+// Scores [first, last) of a row, of which it sees [low, high) but the hidden ones, become weights. Returns what earlier
+// sums are worth.
+inline float soften(float *scores, int first, int last, int low, int high, uint64_t hidden, float softcap, float *best,
+                    float *totals) {
+    hidden &= low < high ? (~uint64_t{0} >> (63 - (high - 1))) & (~uint64_t{0} << low) : 0;
+    if (low >= high || std::popcount(hidden) == high - low) {
         std::fill(scores + first, scores + last, 0.0f);
         return 1.0f;
     }
@@ -82,6 +106,7 @@ inline float soften(float *scores, int first, int last, int low, int high, float
     }
     std::fill(scores + first, scores + low, -INFINITY);
     std::fill(scores + high, scores + last, -INFINITY);
+    fill_hidden(scores, hidden, -INFINITY);
     Vec largest = load(scores + first);
     for (int k = first + Vec::kLanes; k < last; k += Vec::kLanes) largest = max(largest, load(scores + k));
     const float former = *best, now = std::max(former, reduce_max(largest));
@@ -98,6 +123,7 @@ inline float soften(float *scores, int first, int last, int low, int high, float
     // exp leaves a trace of -inf, and a hidden value times that would be seen if it is large.
     std::fill(scores + first, scores + low, 0.0f);
     std::fill(scores + high, scores + last, 0.0f);
+    fill_hidden(scores, hidden, 0.0f);
     return worth[0];
 }
 
@@ -171,7 +197,7 @@ void attend_rows(const Rows &rows, const AnyTile &tile, int32_t begin, int32_t e
     float worth[R];
     for (int r = 0; r < R; ++r) {
         worth[r] = soften(rows.weights + r * kTileKeys, first * Vec::kLanes, last * Vec::kLanes, lows[r], highs[r],
-                          softcap, rows.best + r, rows.totals + r * Vec::kLanes);
+                          rows.hidden[r].of_tile(begin), softcap, rows.best + r, rows.totals + r * Vec::kLanes);
     }
     mix_tile<R>(rows.weights, worth, tile, low, high, rows.sums, padded_dim);
 }

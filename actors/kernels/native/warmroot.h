@@ -90,7 +90,7 @@ void wr_rotary(float *qkv, int64_t stride, int64_t rows, int32_t num_heads, int3
 void wr_by_head(const float *x, int64_t x_stride, int64_t x_head_stride, const float *weights, float *out, int64_t rows,
                 int32_t heads, int32_t inner, int32_t outer);
 
-// ---- kv_append.cpp, kv_append_quantised.cpp, paged_attention.cpp ----------------------------------------------------
+// ---- kv_append.cpp, kv_append_quantised.cpp, kv_move.cpp, paged_attention.cpp ---------------------------------------
 
 // One layer's pages. Keys lie transposed within a page: one row of page positions per dimension, so that the scores of
 // a page's keys are sums of whole vectors.
@@ -109,6 +109,10 @@ typedef struct wr_kv_cache {
 void wr_kv_append(const float *keys, const float *values, int64_t stride, int64_t rows, const wr_kv_cache *cache,
                   const int64_t *slots);
 
+// Move tokens from slots to slots [count], one after the other, in caches [num_caches] that are not quantised.
+void wr_kv_move(const wr_kv_cache *caches, int64_t num_caches, const int64_t *sources, const int64_t *destinations,
+                int64_t count);
+
 // One step's sequences as a KV group sees them (AttentionMetadata).
 typedef struct wr_sequences {
     int32_t num_seqs;
@@ -116,6 +120,9 @@ typedef struct wr_sequences {
     const int32_t *seqused_k;     // [num_seqs]
     const int32_t *block_table;   // [num_seqs, table_stride]
     int64_t table_stride;
+    // [rows] or NULL: where a row is not 0, its query is a node of a tree. It sees the keys before its sequence's queries,
+    // and of the n-th of these where bit n is set, itself included. Such a sequence has at most 64 queries.
+    const int64_t *tree_mask;
 } wr_sequences;
 
 // What each thread does in a step's attention; made once per step and (group, window), used by every such layer.
