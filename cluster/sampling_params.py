@@ -83,9 +83,7 @@ class SamplingParams:
 
     def to_wire(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as msgpack can carry them."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(_DEFAULT, f.name)
-        }
+        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> "SamplingParams":
@@ -113,4 +111,4 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
 )
-_DEFAULT = SamplingParams()
+_DEFAULTS = tuple((f.name, getattr(SamplingParams(), f.name)) for f in fields(SamplingParams))

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -59,11 +59,11 @@ class Dispatcher:
         num_tokens = 0
         try:
             stream, first = await self._first_delta(ticket, request)
-            num_tokens = -len(first.token_ids)
             try:
                 self.core.first_token(ticket, first.cached_tokens)
-                async with aclosing(_relay(ticket, first, stream)) as deltas:
-                    async for delta in deltas:
+                yield replace(first, replica=ticket.replica)
+                if first.finish_reason is None:
+                    async for delta in stream:
                         num_tokens += len(delta.token_ids)
                         yield delta
             finally:
@@ -146,13 +146,6 @@ class Dispatcher:
                 self.core.pump()
             except Exception:
                 logger.exception("looking at those who wait failed; going on")
-
-
-async def _relay(ticket: Ticket, first: TokenDelta, stream: ReplicaStream) -> AsyncGenerator[TokenDelta, None]:
-    yield replace(first, replica=ticket.replica)
-    if first.finish_reason is None:
-        async for delta in stream:
-            yield delta
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:

@@ -10,7 +10,8 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.hashing import pack_tokens
 from .tokenizer import Tokenizer
 
-_PACKED = np.dtype("<i4")
+_UNSIGNED = np.dtype("<u4")
+"""A negative id is a very large one."""
 
 
 def packed_prompt(prompt_token_ids: Sequence[int], vocab_size: int) -> bytes:
@@ -24,8 +25,7 @@ def packed_prompt(prompt_token_ids: Sequence[int], vocab_size: int) -> bytes:
         packed = pack_tokens(prompt_token_ids)
     except (OverflowError, TypeError):
         packed = b""
-    ids = np.frombuffer(packed, dtype=_PACKED)
-    if not packed or ids.min() < 0 or ids.max() >= vocab_size:
+    if not packed or np.frombuffer(packed, dtype=_UNSIGNED).max() >= vocab_size:
         _check_ids(prompt_token_ids, vocab_size, "prompt")
     return packed
 

@@ -85,7 +85,8 @@ class DeltaFeed:
         self._timer.cancel()
         self._watcher.cancel()
         self._cancel()
-        await asyncio.gather(self._watcher, *self._pumps, return_exceptions=True)
+        unfinished = [pump for pump in self._pumps if not pump.done()]
+        await asyncio.gather(self._watcher, *unfinished, return_exceptions=True)
 
     async def _pump(self, prompt: int, stream: AsyncGenerator[OutputDelta, None]) -> None:
         meter = self._meters[prompt]

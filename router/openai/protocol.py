@@ -168,7 +168,8 @@ class GenerationRequest(RequestBody):
 
     def sampling_params(self, **changed: Any) -> SamplingParams:
         """What the sampler is asked for. Raises InvalidRequestError naming the field at fault."""
-        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        named = _SAMPLING_FIELDS & self.model_fields_set
+        given = {name: value for name in named if (value := getattr(self, name)) is not None}
         stop = self.stop or ()
         return SamplingParams(
             **{
@@ -261,24 +262,26 @@ class ModelList(ResponseBody):
     data: list[ModelCard]
 
 
-_SAMPLING_FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "n",
-    "best_of",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "speculative",
+_SAMPLING_FIELDS = frozenset(
+    (
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "min_tokens",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "n",
+        "best_of",
+        "prompt_logprobs",
+        "skip_special_tokens",
+        "speculative",
+    )
 )
 
 TopLogprobs = Field(None, ge=0, le=MAX_LOGPROBS)
