@@ -26,6 +26,8 @@ class ChatTemplate:
             self._template = _environment(now).from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template cannot be compiled: {error}", param="--chat-template") from error
+        # A chain of dicts, which every rendering would flatten again.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
 
     def render(
