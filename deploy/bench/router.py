@@ -11,6 +11,7 @@ from typing import Any
 
 from ...kv_store.index import PrefixIndex
 from ..cli.flags import Parser
+from .engine import some_of
 from .peers.router_rivals import RIVALS
 from .report import Report
 from .router_http import cpu_per_request
@@ -24,6 +25,7 @@ RIVALS_MODULE = "warmroot.deploy.bench.peers.router_rivals"
 _MOST_LOOKUP_US, _MOST_DECISION_US, _LEAST_DECISIONS = 30.0, 150.0, 5000.0
 _MOST_BYTES_PER_TOKEN, _LEAST_STORED = 6.0, 150_000.0
 _MOST_INGRESS_MS = 0.4
+PARTS = ("decision", "ingress", "join", "rivals", "fleet")
 _COLUMNS = ("p50 us", "p90 us", "p99 us", "per s")
 _MOST_USEFUL_S, _MOST_COMPLETE_S = 1.0, 10.0
 
@@ -44,6 +46,7 @@ def _parse(argv: Sequence[str]) -> Namespace:
     add("--replicas", type=int, default=64, help="replicas that hold them")
     add("--fleet", type=int, default=1000, help="replicas of a second, larger cluster; 0: none")
     add("--prompts", type=int, default=4000, help="prompts of 5,000 tokens; half go on with a conversation")
+    add("--only", type=some_of(*PARTS), default=PARTS, help=f"some of {', '.join(PARTS)}")
     add("--rivals", action=BooleanOptionalAction, default=True, help="measure the rivals that are installed, too")
     add("--seed", type=int, default=0, help="of the load")
     add("--quick", action="store_true", help="tiny load: shows that it runs, measures nothing")
@@ -62,23 +65,24 @@ class _RouterBench:
     def run(self) -> None:
         """Everything, one after the other."""
         options, report = self._options, self._report
-        report.note(f"{options.blocks:,} blocks over {options.replicas} replicas")
-        load, index, decided = self._measure(options.replicas, "router")
-        report.bar("a decision from token ids, p50 us", decided.from_ids.p50_us, _MOST_DECISION_US, at_least=False)
-        report.bar("decisions from token ids per s", decided.from_ids.per_s, _LEAST_DECISIONS)
-        self._ingress(load, index)
-        del index
-        self._join(load)
-        del load
-        if options.rivals:
+        load = FleetLoad(options.blocks, options.replicas, options.seed)
+        if "decision" in options.only:
+            decided = self._measure(load, "router")
+            report.bar("a decision from token ids, p50 us", decided.from_ids.p50_us, _MOST_DECISION_US, at_least=False)
+            report.bar("decisions from token ids per s", decided.from_ids.per_s, _LEAST_DECISIONS)
+        if "ingress" in options.only:
+            self._ingress(load)
+        if "join" in options.only:
+            self._join(load)
+        if options.rivals and "rivals" in options.only:
             self._rivals()
-        if options.fleet:
-            report.note(f"{options.blocks:,} blocks over {options.fleet} replicas")
-            self._measure(options.fleet, "large_fleet")
+        if options.fleet and "fleet" in options.only:
+            self._measure(FleetLoad(options.blocks, options.fleet, options.seed), "large_fleet")
 
-    def _measure(self, replicas: int, name: str) -> tuple[FleetLoad, PrefixIndex, Decisions]:
+    def _measure(self, load: FleetLoad, name: str) -> Decisions:
         options, report = self._options, self._report
-        load, index = FleetLoad(options.blocks, replicas, options.seed), PrefixIndex()
+        index, replicas = PrefixIndex(), len(load.infos())
+        report.note(f"{options.blocks:,} blocks over {replicas} replicas")
         applied = fill(index, load.batches())
         prompts = load.prompts(options.prompts)
         found, decided = lookups(index, load, prompts), decisions(index, load, prompts)
@@ -94,7 +98,7 @@ class _RouterBench:
             report.bar("lookup, p50 us", found.p50_us, _MOST_LOOKUP_US, at_least=False)
             report.bar("bytes per cached token", applied.bytes_per_token, _MOST_BYTES_PER_TOKEN, at_least=False)
             report.bar("stored blocks applied per s", applied.stored_blocks_per_s, _LEAST_STORED)
-        return load, index, decided
+        return decided
 
     def _join(self, load: FleetLoad) -> None:
         prompts = load.prompts(self._options.prompts)
@@ -107,7 +111,9 @@ class _RouterBench:
             self._report.bar(f"new router complete, {bus} bus, s", one.complete_s, _MOST_COMPLETE_S, at_least=False)
         self._report.result["join"] = {bus: asdict(one) for bus, one in joined.items()}
 
-    def _ingress(self, load: FleetLoad, index: PrefixIndex) -> None:
+    def _ingress(self, load: FleetLoad) -> None:
+        index = PrefixIndex()
+        fill(index, load.batches())
         spent = ingress(load, index, self._options.prompts // 4)
         self._report.table(f"A chat request of {PROMPT_BYTES:,} bytes", ("", *_COLUMNS), _rows({"ingress": spent}))
         self._report.result["ingress"] = spent
