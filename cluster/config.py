@@ -49,7 +49,7 @@ RoutingPolicyName = Literal[
     "consistent_hash",
 ]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
-QuantizationName = Literal["auto", "none", "int8"]
+QuantizationName = Literal["auto", "none", "int8", "int4", "int4-g64", "int4-g128", "gptq", "awq"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4", "k8v4"]
 
 
@@ -79,7 +79,8 @@ class ModelConfig(Section):
     dtype: DtypeName = "auto"
     """Type of weights and activations. auto: the one that suits checkpoint and device."""
     quantization: QuantizationName = "auto"
-    """Form of the weights. auto: the checkpoint's; none: dequantised to dtype; int8: every linear in 8 bits."""
+    """Form of the weights. auto: the checkpoint's; none: dequantised to dtype; int8, int4: every linear in 8 or 4 bits
+    with a scale per 32 inputs (int4-g64, int4-g128: per 64 or 128); gptq, awq: the checkpoint's, which must be that."""
     max_model_len: int | None = Field(None, ge=1)
     """Longest sequence, prompt and output, in tokens. Default: the model's context, or what the KV memory holds."""
     chat_template: str | None = None

@@ -4,12 +4,16 @@ Quantised weights are integers whose groups of columns share a scale.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from .quantization_config import QuantizationConfig
 
 _FLOAT32_BYTES = 4
 _PANEL = 16
 """Rows that the CPU kernels keep together (``native/linear.h``)."""
+_WHOLE_ROW = 1 << 30
+"""A group that no row exceeds."""
 _LINE = 64
 """Quantised panels begin at multiples of so many bytes."""
 
@@ -59,6 +63,13 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 _INT8 = WeightFormat("int8", 8, 32, 2, _PANEL)
 _INT4 = WeightFormat("q4_0", 4, 32, 2, _PANEL)
 _INT4_WITH_MINIMUM = WeightFormat("q4_1", 4, 32, 4, _PANEL)
+ON_LOAD: dict[str, WeightFormat] = {
+    "int8": WeightFormat("int8", 8, 32, 2),
+    "int4": WeightFormat("int4", 4, 32, 2),
+    "int4-g64": WeightFormat("int4-g64", 4, 64, 2),
+    "int4-g128": WeightFormat("int4-g128", 4, 128, 2),
+}
+"""What linears may be quantised to when they are loaded, with the groups that get one scale."""
 _PACKED = {
     "float32": WeightFormat("float32", 32, panel=_PANEL),
     "float16": WeightFormat("float16", 16, panel=_PANEL),
@@ -72,6 +83,13 @@ _PACKED = {
 def packed_format(stored: str) -> WeightFormat:
     """What the CPU kernels keep weights as that are stored so: blocks without a form of their own take 8 bits."""
     return _PACKED.get(stored, _INT8)
+
+
+def grouped_format(config: QuantizationConfig | None) -> WeightFormat | None:
+    """What the CPU kernels keep GPTQ's and AWQ's codes as: a scale per 32 input features, and a zero if any has one."""
+    if config is None:
+        return None
+    return WeightFormat(config.name, config.bits, 32, 4 if config.has_zeros else 2, _PANEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +114,36 @@ class KeptWeights:
     """Whether the head of a model with tied embeddings is the table itself; else it is a linear beside it."""
 
     @classmethod
-    def packed(cls, dtype: str, stored: Mapping[str, str] | None = None, *, int8: bool = False) -> "KeptWeights":
-        """On a CPU: linears in panels. ``stored``: the formats of a quantised checkpoint's linears, taken as they are.
+    def packed(cls, dtype: str, stored: Mapping[str, str] | None = None, *, on_load: str = "") -> "KeptWeights":
+        """On a CPU: linears in panels. ``stored``: the formats of a GGUF file's linears, taken as they are.
 
-        ``dtype`` is that of floats and of the table, ``int8`` makes every linear one of 8 bits.
+        ``dtype`` is that of floats and of the table; every linear becomes what ``on_load`` names in ``ON_LOAD``.
         """
-        kinds = {} if int8 or stored is None else dict(stored)
-        names = [name for name, _ in Counter(kinds.values()).most_common()] or ["int8" if int8 else dtype]
+        kinds = {} if on_load or stored is None else dict(stored)
+        names = [name for name, _ in Counter(kinds.values()).most_common()] or [on_load or dtype]
         return cls(
             name="+".join(names),
-            linears=_INT8 if int8 else _PACKED[dtype],
+            linears=replace(ON_LOAD[on_load], group=32, panel=_PANEL) if on_load else _PACKED[dtype],
             table=WEIGHT_FORMATS[dtype],
             gates=_PACKED["float32"],
             latents=WEIGHT_FORMATS["float32"],
             exceptions={name: packed_format(kind) for name, kind in kinds.items()},
             is_copied=names == ["float16"],
             ties_head=False,
+        )
+
+    def with_codes(self, config: QuantizationConfig, linears: Iterable[str]) -> "KeptWeights":
+        """These, with those of the named linears that GPTQ or AWQ has quantised kept as they are."""
+        kept = grouped_format(config)
+        assert kept is not None
+        if not self.linears.panel > 1:
+            size = config.group_size if config.group_size > 0 else _WHOLE_ROW
+            kept = WeightFormat(config.name, config.bits, size, 3 if config.has_zeros else 2)
+        return replace(
+            self,
+            name=config.name_beside(self.table.name),
+            exceptions={name: kept for name in linears if config.quantises(name)},
+            is_copied=False,
         )
 
     @classmethod

@@ -1,7 +1,8 @@
 """Linears over packed weights: ``native/linear*.cpp``.
 
 A weight is packed once, into panels of 16 output features: floats, or codes of 8 or 4 bits with a float16 scale per
-32 input features. Quantised weights quantise their input too, to 8 bits per row and 32 features.
+32 input features. Quantised weights quantise their input too, to 8 bits per row and 32 features, and may take it in an
+order of their own.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ from functools import lru_cache
 import torch
 
 from ...cluster.errors import ConfigError, ModelLoadError
+from ..layers.grouped import GroupedWeight
 from ..layers.linear import Linear, LinearMethod
 from .library import NativeLibrary, native
 
@@ -38,19 +40,36 @@ class WeightFormat(IntEnum):
         return self >= WeightFormat.Q8
 
 
+class Offsets(IntEnum):
+    """What groups of a quantised weight have besides their scale (``wr_offsets``)."""
+
+    NONE = 0
+    """w = scale * (code - 2^(bits - 1))"""
+    MINIMA = 1
+    """w = scale * code + minimum"""
+    ZEROS = 2
+    """w = scale * (code - zero)"""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight in panels."""
 
     format: WeightFormat
-    has_min: bool
-    """Quantised formats: groups have a minimum besides their scale."""
+    offsets: Offsets
     shape: tuple[int, int]
-    """(out_features, in_features)"""
+    """(out_features, columns): a column for each input feature, or for each entry of ``order``."""
     data: torch.Tensor
     """uint8 [bytes], aligned to 64 bytes; see ``native/linear.h``."""
     bias: torch.Tensor | None = None
     """float32 [out_features]"""
+    order: torch.Tensor | None = None
+    """int32 [columns]: which input feature each column of a quantised weight takes, -1: none."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that it holds."""
+        return tuple(tensor for tensor in (self.data, self.bias, self.order) if tensor is not None)
 
 
 class WeightStruct(ctypes.Structure):
@@ -58,18 +77,19 @@ class WeightStruct(ctypes.Structure):
 
     _fields_ = [
         ("format", c_int32),
-        ("has_min", c_int32),
+        ("offsets", c_int32),
         ("out_features", c_int64),
         ("in_features", c_int64),
         ("data", c_void_p),
         ("bias", c_void_p),
+        ("order", c_void_p),
     ]
 
     @classmethod
     def of(cls, weight: PackedWeight) -> "WeightStruct":
         """Points into the weight's memory, which the caller keeps."""
-        bias = None if weight.bias is None else weight.bias.data_ptr()
-        return cls(int(weight.format), int(weight.has_min), *weight.shape, weight.data.data_ptr(), bias)
+        bias, order = (None if tensor is None else tensor.data_ptr() for tensor in (weight.bias, weight.order))
+        return cls(int(weight.format), int(weight.offsets), *weight.shape, weight.data.data_ptr(), bias, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +97,16 @@ class _BlockFormat:
     """How one of GGUF's block formats is packed."""
 
     format: WeightFormat
-    has_min: bool
+    offsets: Offsets
     features: int
     """Input features of a block."""
 
 
 _BLOCK_FORMATS = {
-    2: _BlockFormat(WeightFormat.Q4, False, 32),  # Q4_0
-    3: _BlockFormat(WeightFormat.Q4, True, 32),  # Q4_1
-    8: _BlockFormat(WeightFormat.Q8, False, 32),  # Q8_0
-    12: _BlockFormat(WeightFormat.Q4, True, 256),  # Q4_K
+    2: _BlockFormat(WeightFormat.Q4, Offsets.NONE, 32),  # Q4_0
+    3: _BlockFormat(WeightFormat.Q4, Offsets.MINIMA, 32),  # Q4_1
+    8: _BlockFormat(WeightFormat.Q8, Offsets.NONE, 32),  # Q8_0
+    12: _BlockFormat(WeightFormat.Q4, Offsets.MINIMA, 256),  # Q4_K
 }
 
 
@@ -99,32 +119,48 @@ class LinearKernels:
         self._packed_bytes.argtypes = (c_int32, c_int32, c_int64, c_int64)
         self._packed_bytes.restype = c_int64
         self._pack = functions.wr_pack
-        self._pack.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_void_p)
+        self._pack.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p)
+        self._pack_codes = functions.wr_pack_codes
+        self._pack_codes.argtypes = (c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int64, c_void_p)
         self._pack_gguf = functions.wr_pack_gguf
         self._pack_gguf.argtypes = (c_void_p, c_int32, c_int64, c_int64, c_void_p)
         self._unpack = functions.wr_unpack
         self._unpack.argtypes = (POINTER(WeightStruct), c_void_p)
         self._linear = functions.wr_linear
         self._linear.argtypes = (c_void_p, c_int32, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32)
-        for function in (self._pack, self._unpack, self._linear):
+        for function in (self._pack, self._pack_codes, self._unpack, self._linear):
             function.restype = None
 
-    def packed_bytes(self, format: WeightFormat, has_min: bool, out_features: int, in_features: int) -> int:
+    def packed_bytes(self, format: WeightFormat, offsets: Offsets, out_features: int, columns: int) -> int:
         """See ``packed_bytes``."""
-        return int(self._packed_bytes(int(format), int(has_min), out_features, in_features))
+        return int(self._packed_bytes(int(format), int(offsets), out_features, columns))
 
-    def pack(self, weight: torch.Tensor, format: WeightFormat, bias: torch.Tensor | None = None) -> PackedWeight:
+    def pack(
+        self, weight: torch.Tensor, format: WeightFormat, bias: torch.Tensor | None = None, group: int = GROUP
+    ) -> PackedWeight:
         """See ``pack``."""
         out_features, in_features = weight.shape
-        if format.is_quantised and in_features % GROUP:
-            raise ConfigError(f"{format.name} weights need in_features divisible by {GROUP}, got {in_features}")
-        data = torch.zeros(self.packed_bytes(format, False, out_features, in_features), dtype=torch.uint8)
-        panel_bytes = self.packed_bytes(format, False, _PANEL, in_features)
+        if format.is_quantised and in_features % group:
+            raise ConfigError(f"{format.name} weights need in_features divisible by {group}, got {in_features}")
+        data = self._room(format, Offsets.NONE, out_features, in_features)
+        panel_bytes = self.packed_bytes(format, Offsets.NONE, _PANEL, in_features)
         for row in range(0, out_features, _ROWS_AT_ONCE):
             rows = weight[row : row + _ROWS_AT_ONCE].float().contiguous()
             to = data.data_ptr() + row // _PANEL * panel_bytes
-            self._pack(rows.data_ptr(), int(format), rows.shape[0], in_features, to)
-        return PackedWeight(format, False, (out_features, in_features), data, _float(bias))
+            self._pack(rows.data_ptr(), int(format), group, rows.shape[0], in_features, to)
+        return PackedWeight(format, Offsets.NONE, (out_features, in_features), data, _float(bias))
+
+    def pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> PackedWeight:
+        """See ``pack_grouped``."""
+        format = WeightFormat.Q4 if weight.bits == 4 else WeightFormat.Q8
+        offsets = Offsets.NONE if weight.zeros is None else Offsets.ZEROS
+        repeats = weight.group // GROUP
+        codes, scales = weight.codes.contiguous(), weight.scales.repeat_interleave(repeats, 1)
+        zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(repeats, 1)
+        data = self._room(format, offsets, *weight.shape)
+        at = None if zeros is None else zeros.data_ptr()
+        self._pack_codes(codes.data_ptr(), scales.data_ptr(), at, int(format), *weight.shape, data.data_ptr())
+        return PackedWeight(format, offsets, weight.shape, data, _float(bias), weight.order)
 
     def pack_gguf(
         self, blocks: torch.Tensor, ggml_type: int, in_features: int, bias: torch.Tensor | None = None
@@ -138,9 +174,12 @@ class LinearKernels:
                 f"ggml type {ggml_type} needs in_features divisible by {kind.features}, got {in_features}"
             )
         shape = (blocks.shape[0], in_features)
-        data = torch.zeros(self.packed_bytes(kind.format, kind.has_min, *shape), dtype=torch.uint8)
+        data = self._room(kind.format, kind.offsets, *shape)
         self._pack_gguf(blocks.contiguous().data_ptr(), ggml_type, *shape, data.data_ptr())
-        return PackedWeight(kind.format, kind.has_min, shape, data, _float(bias))
+        return PackedWeight(kind.format, kind.offsets, shape, data, _float(bias))
+
+    def _room(self, format: WeightFormat, offsets: Offsets, out_features: int, columns: int) -> torch.Tensor:
+        return torch.zeros(self.packed_bytes(format, offsets, out_features, columns), dtype=torch.uint8)
 
     def unpack(self, weight: PackedWeight) -> torch.Tensor:
         """See ``unpack``."""
@@ -160,17 +199,25 @@ def packable_gguf(ggml_type: int) -> bool:
     return ggml_type in _BLOCK_FORMATS
 
 
-def packed_bytes(format: WeightFormat, has_min: bool, out_features: int, in_features: int) -> int:
-    """Bytes that a packed weight [out_features, in_features] takes."""
-    return _kernels().packed_bytes(format, has_min, out_features, in_features)
+def packed_bytes(format: WeightFormat, offsets: Offsets, out_features: int, columns: int) -> int:
+    """Bytes that the panels of a packed weight [out_features, columns] take."""
+    return _kernels().packed_bytes(format, offsets, out_features, columns)
 
 
-def pack(weight: torch.Tensor, format: WeightFormat, bias: torch.Tensor | None = None) -> PackedWeight:
+def pack(
+    weight: torch.Tensor, format: WeightFormat, bias: torch.Tensor | None = None, group: int = GROUP
+) -> PackedWeight:
     """Pack a weight [out_features, in_features] of any float dtype, rounded or quantised symmetrically.
 
-    Raises ConfigError if a quantised format does not divide in_features.
+    ``group`` input features (a multiple of 32) of a quantised weight get one scale: with 4 bits the one of many that
+    has the least squared error. Raises ConfigError if groups do not divide in_features.
     """
-    return _kernels().pack(weight, format, bias)
+    return _kernels().pack(weight, format, bias, group)
+
+
+def pack_grouped(weight: GroupedWeight, bias: torch.Tensor | None = None) -> PackedWeight:
+    """Pack codes as they are: the weight's groups have a multiple of 32 columns."""
+    return _kernels().pack_grouped(weight, bias)
 
 
 def pack_gguf(
@@ -184,12 +231,12 @@ def pack_gguf(
 
 
 def unpack(weight: PackedWeight) -> torch.Tensor:
-    """The packed values as float32 [out_features, in_features]."""
+    """The packed values as float32 [out_features, columns]."""
     return _kernels().unpack(weight)
 
 
 class NativeLinear(Linear):
-    """Packed weights of one input, side by side; all have the same in_features."""
+    """Packed weights of one input, side by side."""
 
     def __init__(self, parts: tuple[PackedWeight, ...]) -> None:
         self.parts = parts

@@ -5,13 +5,14 @@ one at a time, between two steps, so that no step waits long.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ...cluster.errors import ConfigError
 from ...cluster.expert_balance import ExpertBalance, ExpertLoads
 from ...cluster.expert_moves import ExpertMove, Rebalance, plan_rebalance
-from ..kernels.linear import NativeLinear, PackedWeight
+from ..kernels.linear import NativeLinear
 from ..kernels.tuning import ChoosingLinear
 from ..parallel.collectives import Collectives
 from .linear import DenseLinear, Linear
@@ -115,7 +116,7 @@ def _tensors(linear: Linear) -> list[torch.Tensor]:
     if isinstance(linear, DenseLinear):
         found = [linear.weight, linear.bias]
     else:
-        found = [tensor for part in linear.parts for tensor in (part.data, part.bias)]
+        found = [tensor for part in linear.parts for tensor in (part.data, part.bias, part.order)]
     return [tensor for tensor in found if tensor is not None]
 
 
@@ -139,7 +140,12 @@ def _like(linear: Linear, tensors: Sequence[torch.Tensor]) -> Linear:
         return DenseLinear(next(rest), None if linear.bias is None else next(rest))
     return NativeLinear(
         tuple(
-            PackedWeight(part.format, part.has_min, part.shape, next(rest), None if part.bias is None else next(rest))
+            replace(
+                part,
+                data=next(rest),
+                bias=None if part.bias is None else next(rest),
+                order=None if part.order is None else next(rest),
+            )
             for part in linear.parts
         )
     )

@@ -93,6 +93,13 @@ class GgufSource:
         blocks = self._bytes(name, part or self._whole(name))
         return None if blocks is None else self._in_our_order(torch.from_numpy(blocks.copy()), self._stored(name))
 
+    @property
+    def quantization(self) -> None:
+        """See ``WeightSource.quantization``: blocks are a matter of each tensor."""
+
+    def read_grouped(self, name: str, part: Part | None = None) -> None:
+        """See ``WeightSource.read_grouped``."""
+
     def _values(self, name: str, part: Part | None) -> numpy.ndarray:
         """Values of a part as floats, writable."""
         whole, storage = self._whole(name), Storage(self._tensors[self._stored(name)].storage)

@@ -7,6 +7,7 @@ import torch
 
 from ...cluster.model_tensors import EMBEDDING
 from ...cluster.parallel_layout import RankLayout
+from ..layers.grouped import GroupedLinear, stacked
 from ..layers.linear import Linear, LinearMethod
 from .tensors import OUTPUT, fused_linears
 from .weights import Weights
@@ -31,32 +32,51 @@ class Linears(Protocol):
 
 
 class TorchLinears:
-    """Dequantised weights in the method's dtype, multiplied by torch."""
+    """Weights in the method's dtype, multiplied by torch; GPTQ's and AWQ's codes may stay what they are."""
 
     def __init__(
-        self, own: RankLayout, weights: Weights, method: LinearMethod, table_dtype: torch.dtype, device: torch.device
+        self,
+        own: RankLayout,
+        weights: Weights,
+        method: LinearMethod,
+        table_dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps_codes: bool = False,
     ) -> None:
         self._weights = weights
         self._method = method
         self._modules = fused_linears(own)
         self._ties = own.has_embedding and own.spec.tie_embeddings
+        self._device = device
+        self._keeps_codes = keeps_codes
         self.table = take_table(weights, own).to(device, table_dtype)
 
     @property
     def format(self) -> str:
         """See ``Linears.format``."""
-        return str(self.table.dtype).removeprefix("torch.")
+        dtype, config = str(self.table.dtype).removeprefix("torch."), self._weights.source.quantization
+        if config is None:
+            return dtype
+        return config.name_beside(dtype) if self._keeps_codes else config.name_as(dtype)
 
     def linear(self, name: str) -> Linear:
         """See ``Linears.linear``."""
         if name == OUTPUT and self._ties:
             return self._method.prepare(self.table, None)
         modules = self._modules[name]
-        weight = _stack([self._weights.take(module + ".weight") for module in modules])
         biases = [self._weights.take_optional(module + ".bias") for module in modules]
-        return self._method.prepare(
-            weight, _stack([b for b in biases if b is not None]) if biases[0] is not None else None
-        )
+        bias = _stack([b for b in biases if b is not None]) if biases[0] is not None else None
+        grouped = self._grouped(modules, bias) if self._keeps_codes else None
+        if grouped is not None:
+            return grouped
+        return self._method.prepare(_stack([self._weights.take(module + ".weight") for module in modules]), bias)
+
+    def _grouped(self, modules: Sequence[str], bias: torch.Tensor | None) -> GroupedLinear | None:
+        """None where not all of the linear's modules are stored as codes."""
+        found = [self._weights.take_grouped(module + ".weight") for module in modules]
+        codes = [weight for weight in found if weight is not None]
+        return GroupedLinear(stacked(codes), bias, self._device) if len(codes) == len(found) else None
 
 
 def take_table(weights: Weights, own: RankLayout) -> torch.Tensor:

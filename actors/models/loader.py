@@ -1,12 +1,14 @@
 """From a path to a decoder: Hugging Face folders and GGUF files."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from ...cluster.config import QuantizationName
 from ...cluster.errors import ConfigError
 from ...cluster.parallel_layout import RankLayout
+from ...cluster.weight_formats import ON_LOAD
 from ..attention import make_backend, make_latent_backend
 from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
@@ -16,12 +18,13 @@ from .decoder import Decoder
 from .gguf_source import GgufSource
 from .linears import Linears, TorchLinears
 from .safetensors_source import SafetensorsSource
-from .spec import is_gguf, read_spec
+from .spec import is_gguf, read_quantization, read_spec
 from .tensors import wanted_parts, wanted_shapes
 from .weights import Progress, Weights, WeightSource
 
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
-QUANTIZATIONS = ("auto", "none", "int8")
+QUANTIZATIONS = get_args(QuantizationName)
+_PUBLISHED = ("gptq", "awq")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -36,9 +39,9 @@ def load_model(
 ) -> Decoder:
     """Load the weights of a model folder or GGUF file, or only the part that a rank holds.
 
-    ``dtype`` is auto, float32, float16 or bfloat16; ``quantization`` auto, none or int8 (see ``ModelConfig``). On a CPU
-    activations are float32: always with the native kernels, without them where weights are kept as float16. On CUDA,
-    auto is the checkpoint's dtype. Raises ModelLoadError, or ConfigError for what the device cannot do.
+    ``dtype`` is auto, float32, float16 or bfloat16; ``quantization`` one of ``QUANTIZATIONS`` (see ``ModelConfig``).
+    On a CPU activations are float32: always with the native kernels, without them where weights are kept as float16. On
+    CUDA, auto is the checkpoint's dtype. Raises ModelLoadError, or ConfigError for what the device cannot do.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ConfigError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype}", param="dtype")
@@ -48,17 +51,18 @@ def load_model(
         )
     shard = shard or Shard.whole(read_spec(path))
     own = shard.own
-    source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path)
+    source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path, read_quantization(path))
+    _check_method(source, quantization)
     weights = Weights(source, wanted_shapes(own), progress, wanted_parts(own))
     if device.type == "cpu" and _native_linears():
         linears, activations = _packed(own, weights, dtype, quantization), torch.float32
-    elif quantization == "int8":
+    elif quantization in ON_LOAD:
         here = "a GPU" if device.type == "cuda" else cpu_kernels()
         raise ConfigError(
             f"quantization: {quantization} needs a CPU with native kernels; this is {here}", param="quantization"
         )
     else:
-        linears, activations = _by_torch(own, weights, dtype, device)
+        linears, activations = _by_torch(own, weights, dtype, device, keeps_codes=quantization != "none")
     backend = (make_backend if own.spec.mla is None else make_latent_backend)(device, activations)
     return Decoder(shard, weights, linears, backend, dtype=activations, device=device)
 
@@ -70,10 +74,22 @@ def _packed(own: RankLayout, weights: Weights, dtype: str, quantization: str) ->
 
     packing = Packing.of(weights.source, own.spec, quantization, _DTYPES.get(dtype))
     packed = load_packed(weights, own, packing)
-    return choose(packed) if packing.name == "float16" else packed
+    return choose(packed) if packing.is_all_float16 else packed
 
 
-def _by_torch(own: RankLayout, weights: Weights, dtype: str, device: torch.device) -> tuple[TorchLinears, torch.dtype]:
+def _check_method(source: WeightSource, quantization: str) -> None:
+    stored = source.quantization
+    if quantization in _PUBLISHED and (stored is None or stored.quant_method != quantization):
+        found = "not quantised by one" if stored is None else f"quantised with {stored.quant_method}"
+        raise ConfigError(
+            f"quantization: {quantization} says what the checkpoint is, but its weights are {found}; leave it away",
+            param="quantization",
+        )
+
+
+def _by_torch(
+    own: RankLayout, weights: Weights, dtype: str, device: torch.device, *, keeps_codes: bool
+) -> tuple[TorchLinears, torch.dtype]:
     """The linears and the activations' dtype."""
     chosen = weights.source.dtype if dtype == "auto" else _DTYPES[dtype]
     halves = device.type == "cpu" and (dtype == "auto" or chosen == torch.float16)
@@ -81,7 +97,9 @@ def _by_torch(own: RankLayout, weights: Weights, dtype: str, device: torch.devic
     method: LinearMethod = DenseMethod(activations, device)
     if halves and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
-    return TorchLinears(own, weights, method, torch.float16 if halves else chosen, device), activations
+    keeps_codes = keeps_codes and weights.source.quantization is not None
+    table_dtype = torch.float16 if halves else chosen
+    return TorchLinears(own, weights, method, table_dtype, device, keeps_codes=keeps_codes), activations
 
 
 def _native_linears() -> bool:

@@ -19,7 +19,7 @@ import torch
 from ...cluster.model_tensors import EMBEDDING
 from ...cluster.parallel_layout import RankLayout
 from ..kernels.linear import WeightFormat, pack
-from .packed_file import map_packed, write_packed
+from .packed_file import MAGIC, map_packed, write_packed
 from .packing import PackedLinears, Packing, pack_linears, pack_table
 from .tensors import fused_linears, wanted_parts, wanted_shapes, wanted_tensors
 from .weights import Weights, WeightSource
@@ -122,9 +122,9 @@ def _digest(*facts: object) -> str:
 
 
 def _layout_digest() -> str:
-    """Of a small weight packed in every format: it changes when the kernels pack differently."""
+    """Of a small weight packed in every format: it changes when the kernels or the file lay it out differently."""
     sample = torch.linspace(-1.0, 1.0, 17 * 96).view(17, 96)
-    digest = blake2b(digest_size=8)
+    digest = blake2b(MAGIC, digest_size=8)
     for kind in WeightFormat:
         digest.update(pack(sample, kind).data.numpy().tobytes())
     return digest.hexdigest()

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..kernels.linear import PackedWeight, WeightFormat, packed_bytes
+from ..kernels.linear import Offsets, PackedWeight, WeightFormat, packed_bytes
 from .packing import PackedLinears
 
 _TRAILER = struct.Struct("<16sQQ8s")  # digest of the index, its place, its size, magic
-_MAGIC = b"WRPACK01"
+MAGIC = b"WRPACK02"
 _ALIGNMENT = 64
 _PLAIN = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,8 +38,8 @@ def write_packed(
         return [start, file.tell() - start]
 
     def entry(part: PackedWeight) -> dict[str, Any]:
-        kind = {"format": int(part.format), "has_min": part.has_min, "shape": list(part.shape)}
-        return {**kind, "data": blob(part.data), "bias": blob(part.bias)}
+        kind = {"format": int(part.format), "offsets": int(part.offsets), "shape": list(part.shape)}
+        return {**kind, "data": blob(part.data), "bias": blob(part.bias), "order": blob(part.order)}
 
     index = {
         "name": name,
@@ -53,7 +53,7 @@ def write_packed(
     text = json.dumps(index).encode()
     start = file.tell()
     file.write(text)
-    file.write(_TRAILER.pack(blake2b(text, digest_size=16).digest(), start, len(text), _MAGIC))
+    file.write(_TRAILER.pack(blake2b(text, digest_size=16).digest(), start, len(text), MAGIC))
 
 
 def map_packed(path: Path) -> PackedLinears:
@@ -76,7 +76,7 @@ def map_packed(path: Path) -> PackedLinears:
 def _read_index(data: mmap.mmap) -> dict[str, Any]:
     digest, start, size, magic = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
     text = data[start : start + size]
-    if magic != _MAGIC or len(text) != size or blake2b(text, digest_size=16).digest() != digest:
+    if magic != MAGIC or len(text) != size or blake2b(text, digest_size=16).digest() != digest:
         raise ValueError("it was cut short or its index is damaged")
     return json.loads(text)
 
@@ -90,10 +90,11 @@ def _linears(index: dict[str, Any], whole: torch.Tensor) -> PackedLinears:
 
     def part(entry: dict[str, Any]) -> PackedWeight:
         rows, columns = entry["shape"]
-        kind = WeightFormat(entry["format"])
+        kind, offsets = WeightFormat(entry["format"]), Offsets(entry["offsets"])
+        data = blob(entry["data"], packed_bytes(kind, offsets, rows, columns))
         bias = None if entry["bias"] is None else blob(entry["bias"], 4 * rows).view(torch.float32)
-        data = blob(entry["data"], packed_bytes(kind, entry["has_min"], rows, columns))
-        return PackedWeight(kind, entry["has_min"], (rows, columns), data, bias)
+        order = None if entry["order"] is None else blob(entry["order"], 4 * columns).view(torch.int32)
+        return PackedWeight(kind, offsets, (rows, columns), data, bias, order)
 
     table = index["table"]
     dtype = _PLAIN[table["dtype"]]

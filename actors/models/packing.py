@@ -1,7 +1,7 @@
 """A checkpoint's weights in the native kernels' form: what is packed how."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,12 +10,24 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.model_spec import ModelSpec
 from ...cluster.parallel_layout import RankLayout
-from ..kernels.linear import NativeLinear, PackedWeight, WeightFormat, pack, pack_gguf, packable_gguf
+from ...cluster.weight_formats import ON_LOAD
+from ..kernels.linear import (
+    NativeLinear,
+    PackedWeight,
+    WeightFormat,
+    pack,
+    pack_gguf,
+    pack_grouped,
+    packable_gguf,
+)
+from ..layers.grouped import stacked
 from .linears import take_table
 from .tensors import fused_linears, whole_model
 from .weights import Weights, WeightSource
 
 _FORMATS = {torch.float32: WeightFormat.F32, torch.float16: WeightFormat.F16, torch.bfloat16: WeightFormat.BF16}
+_AS_STORED = {"int8": Storage.Q8_0, "int4": Storage.Q4_0}
+"""Blocks that are what quantising on load makes."""
 _ALL_STORAGES = tuple(int(storage) for storage in Storage)
 
 
@@ -32,17 +44,38 @@ class Packing:
     as_stored: frozenset[int]
     """ggml's numbers of the block formats that are taken as they are."""
     table_dtype: torch.dtype
+    group: int = 32
+    """Input features that share a scale in what is quantised here."""
+    keeps_codes: bool = False
+    """Whether linears that are stored as GPTQ or AWQ codes are taken as they are."""
+
+    @property
+    def is_all_float16(self) -> bool:
+        """Whether every linear is float16."""
+        return self.floats == self.blocks == WeightFormat.F16 and not self.keeps_codes
 
     @classmethod
     def of(cls, source: WeightSource, spec: ModelSpec, quantization: str, dtype: torch.dtype | None) -> "Packing":
-        """The same for all ranks of a model. ``dtype`` None is auto: float16, or a quantised checkpoint as it is."""
+        """The same for all ranks of a model. ``dtype`` None is auto: float16, or GGUF's blocks as they are.
+
+        The codes of GPTQ and AWQ are kept unless ``quantization`` asks for something else.
+        """
         chosen = dtype or torch.float16
-        floats = _FORMATS[chosen]
-        if quantization == "int8":
-            return cls("int8", WeightFormat.Q8, WeightFormat.Q8, frozenset({int(Storage.Q8_0)}), chosen)
+        floats, name = _FORMATS[chosen], str(chosen).removeprefix("torch.")
+        config = source.quantization
+        if quantization in ON_LOAD:
+            made = ON_LOAD[quantization]
+            own = WeightFormat.Q8 if made.bits == 8 else WeightFormat.Q4
+            same = frozenset({int(_AS_STORED[quantization])} if quantization in _AS_STORED else ())
+            name = quantization if config is None else config.name_as(quantization)
+            return cls(name, own, own, same, chosen, made.group)
+        if config is not None:
+            if quantization == "none":
+                return cls(config.name_as(name), floats, floats, frozenset(), chosen)
+            return cls(config.name_beside(name), floats, floats, frozenset(), chosen, keeps_codes=True)
         stored = _stored_blocks(source, spec) if quantization == "auto" and dtype is None else ""
         if not stored:
-            return cls(str(chosen).removeprefix("torch."), floats, floats, frozenset(), chosen)
+            return cls(name, floats, floats, frozenset(), chosen)
         packable = frozenset(number for number in _ALL_STORAGES if packable_gguf(number))
         return cls(stored, floats, WeightFormat.Q8, packable, chosen)
 
@@ -73,6 +106,10 @@ def pack_linears(weights: Weights, own: RankLayout, packing: Packing) -> Iterato
 
 def _pack_linear(weights: Weights, packing: Packing, modules: tuple[str, ...]) -> tuple[PackedWeight, ...]:
     """Neighbours that are stored alike become one part."""
+    if packing.keeps_codes:
+        grouped = _pack_grouped(weights, modules)
+        if grouped is not None:
+            return grouped
 
     def block_type(module: str) -> int | None:
         return weights.source.block_type(module + ".weight")
@@ -81,10 +118,25 @@ def _pack_linear(weights: Weights, packing: Packing, modules: tuple[str, ...]) -
     return tuple(_pack_run(weights, packing, kind, run) for kind, run in runs)
 
 
-def _pack_run(weights: Weights, packing: Packing, block_type: int | None, modules: list[str]) -> PackedWeight:
-    names = [module + ".weight" for module in modules]
+def _pack_grouped(weights: Weights, modules: tuple[str, ...]) -> tuple[PackedWeight, ...] | None:
+    """Codes as GPTQ and AWQ made them; None where not all of the linear's modules have some."""
+    found = [weights.take_grouped(module + ".weight") for module in modules]
+    codes = [weight for weight in found if weight is not None]
+    if len(codes) < len(found):
+        return None
+    bias = _bias(weights, modules)
+    parts = stacked(codes)
+    biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
+    return tuple(pack_grouped(part, own) for part, own in zip(parts, biases, strict=True))
+
+
+def _bias(weights: Weights, modules: Sequence[str]) -> torch.Tensor | None:
     biases = [bias.float() for module in modules if (bias := weights.take_optional(module + ".bias")) is not None]
-    bias = torch.cat(biases) if biases else None
+    return torch.cat(biases) if biases else None
+
+
+def _pack_run(weights: Weights, packing: Packing, block_type: int | None, modules: list[str]) -> PackedWeight:
+    names, bias = [module + ".weight" for module in modules], _bias(weights, modules)
     if block_type is not None and block_type in packing.as_stored:
         blocks = [found for name in names if (found := weights.take_blocks(name)) is not None]
         if len(blocks) == len(names):
@@ -92,7 +144,7 @@ def _pack_run(weights: Weights, packing: Packing, block_type: int | None, module
             if packed is not None:
                 return packed
     weight = torch.cat([weights.take(name) for name in names])
-    return pack(weight, packing.floats if block_type is None else packing.blocks, bias)
+    return pack(weight, packing.floats if block_type is None else packing.blocks, bias, packing.group)
 
 
 def _stored_blocks(source: WeightSource, spec: ModelSpec) -> str:

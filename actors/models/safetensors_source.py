@@ -1,4 +1,7 @@
-"""Checkpoints in safetensors files: one, or shards listed in ``model.safetensors.index.json``."""
+"""Checkpoints in safetensors files: one, or shards listed in ``model.safetensors.index.json``.
+
+Linears may be quantised as GPTQ or AWQ tools store them; they are still known by the names of their weights.
+"""
 
 import json
 from pathlib import Path
@@ -8,6 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...cluster.errors import ModelLoadError
+from ...cluster.quantization_config import QuantizationConfig
+from ..layers.grouped import GroupedWeight
+from .awq import awq_shape, read_awq
+from .gptq import gptq_shape, read_gptq
 from .tensors import Part, Shape, slices
 
 _INDEX = "model.safetensors.index.json"
@@ -17,13 +24,14 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsSource:
-    """A folder's memory-mapped tensors.
+    """A folder's memory-mapped tensors. ``quantization`` is what its config.json says of them.
 
     Raises ModelLoadError if there is no checkpoint, or a file is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quantization: QuantizationConfig | None = None) -> None:
         self._folder = folder
+        self._quantization = quantization
         self._handles: dict[str, Any] = {}
         self._files = self._index()
         self._prefix = self._find_prefix()
@@ -41,15 +49,25 @@ class SafetensorsSource:
 
     def where(self, name: str) -> str:
         """See ``WeightSource.where``."""
-        return str(self._folder / self._files.get(self._stored(name), ""))
+        stored = self._stored(name)
+        return str(self._folder / self._files.get(stored, self._files.get(self._module(name) + ".qweight", "")))
 
     def shape(self, name: str) -> Shape | None:
         """See ``WeightSource.shape``."""
         stored = self._stored(name)
-        return tuple(self._slice(stored).get_shape()) if stored in self._files else None
+        if stored in self._files:
+            return tuple(self._slice(stored).get_shape())
+        if not self._is_grouped(name):
+            return None
+        codes = tuple(self._slice(self._module(name) + ".qweight").get_shape())
+        assert self._quantization is not None
+        return awq_shape(codes) if self._quantization.quant_method == "awq" else gptq_shape(self._quantization, codes)
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         """See ``WeightSource.read``: of a part no other bytes are read."""
+        grouped = self.read_grouped(name, part)
+        if grouped is not None:
+            return grouped.dequantise()
         tensor_slice = self._slice(self._stored(name))
         if tensor_slice.get_dtype() not in _FLOATS:
             raise ModelLoadError(
@@ -59,11 +77,38 @@ class SafetensorsSource:
         return tensor_slice[:] if part is None else tensor_slice[slices(part)]
 
     def block_type(self, name: str) -> None:
-        """See ``WeightSource.block_type``: these files hold plain floats."""
+        """See ``WeightSource.block_type``: these files hold no blocks."""
 
     def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """See ``WeightSource.read_blocks``."""
         raise ModelLoadError(f"{self.where(name)}: tensor {name} is not stored in blocks")
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """See ``WeightSource.quantization``."""
+        return self._quantization
+
+    def read_grouped(self, name: str, part: Part | None = None) -> GroupedWeight | None:
+        """See ``WeightSource.read_grouped``."""
+        if self._quantization is None or not self._is_grouped(name):
+            return None
+        read = read_awq if self._quantization.quant_method == "awq" else read_gptq
+        whole = tuple(map(range, self.shape(name) or ()))
+        try:
+            return read(self._quantization, self._find_slice, self._module(name), part or whole)
+        except (KeyError, RuntimeError, SafetensorError) as error:
+            raise ModelLoadError(
+                f"{self.where(name)}: {name} is not stored as {self._quantization.name} says: {error}"
+            ) from error
+
+    def _is_grouped(self, name: str) -> bool:
+        return self._quantization is not None and self._module(name) + ".qweight" in self._files
+
+    def _module(self, name: str) -> str:
+        return self._stored(name).removesuffix(".weight")
+
+    def _find_slice(self, stored: str) -> Any:
+        return self._slice(stored) if stored in self._files else None
 
     def _index(self) -> dict[str, str]:
         """Tensor name -> file name."""

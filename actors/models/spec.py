@@ -14,8 +14,9 @@ from ...cluster.errors import ConfigError, ModelLoadError
 from ...cluster.model_config import spec_from_gguf, spec_from_hf
 from ...cluster.model_spec import ModelSpec
 from ...cluster.parallel_layout import ParallelLayout
+from ...cluster.quantization_config import QuantizationConfig
 from ...cluster.topology import Topology
-from ...cluster.weight_formats import WEIGHT_FORMATS, WeightFormat
+from ...cluster.weight_formats import ON_LOAD, WEIGHT_FORMATS, WeightFormat, grouped_format
 from ...router.gguf_metadata import GgufHeader, read_gguf_header
 from .gguf_names import gguf_name, has_sandwich_norms
 
@@ -63,9 +64,24 @@ def stored_dtype(path: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float16")
 
 
+def read_quantization(path: Path) -> QuantizationConfig | None:
+    """How GPTQ or AWQ has quantised a folder's weights; None for others.
+
+    Raises ConfigError, naming the setting, for what cannot be read.
+    """
+    if is_gguf(path):
+        return None
+    config = _read_json(path / "config.json") or {}
+    older = _read_json(path / "quantize_config.json")  # AutoGPTQ's own file, before config.json had it
+    found = config.get("quantization_config") or (older and {"quant_method": "gptq", **older})
+    return QuantizationConfig.of(found) if found else None
+
+
 def unit_format(path: Path, quantization: str) -> WeightFormat | None:
-    """The blocks that a cut must not tear: those of most weights, or of ``int8``; None where weights are floats."""
-    return WEIGHT_FORMATS.get(stored_format(path) or ("q8_0" if quantization == "int8" else ""))
+    """Groups that a cut must not tear: those of GGUF's blocks, of the kernels, or of what is quantised on load."""
+    if quantization in ON_LOAD and not stored_format(path):
+        return ON_LOAD[quantization]
+    return grouped_format(read_quantization(path)) or WEIGHT_FORMATS.get(stored_format(path))
 
 
 def read_layout(path: Path, topology: Topology, *, quantization: str, num_redundant_experts: int) -> ParallelLayout:
@@ -108,9 +124,7 @@ def _folder_spec(folder: Path) -> ModelSpec:
     config = _read_json(folder / "config.json")
     if config is None:
         raise ModelLoadError(f"{folder}: no config.json (expected a Hugging Face model folder or a .gguf file)")
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(f"{folder}: weights quantised with {method} are not supported")
+    read_quantization(folder)  # refuses what cannot be read
     generation = _read_json(folder / "generation_config.json") or {}
     return spec_from_hf(config, generation)
 

@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 
 from ...cluster.errors import ModelLoadError
+from ...cluster.quantization_config import QuantizationConfig
+from ..layers.grouped import GroupedWeight
 from .tensors import Part, Shape
 
 Progress = Callable[[int, int], None]
@@ -47,6 +49,15 @@ class WeightSource(Protocol):
 
     def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """The blocks themselves: uint8 [rows, bytes of a row], rows in the order of ``read``; None if they are torn."""
+        ...
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """How GPTQ or AWQ has quantised it, if one has."""
+        ...
+
+    def read_grouped(self, name: str, part: Part | None = None) -> GroupedWeight | None:
+        """The codes of a tensor that is stored as ``quantization`` says; None of others. Raises ModelLoadError."""
         ...
 
 
@@ -103,6 +114,13 @@ class Weights:
         if blocks is not None:
             self.skip(name)
         return blocks
+
+    def take_grouped(self, name: str) -> GroupedWeight | None:
+        """A wanted tensor as ``WeightSource.read_grouped`` gives it."""
+        grouped = self._source.read_grouped(name, self._parts.get(name))
+        if grouped is not None:
+            self.skip(name)
+        return grouped
 
     def skip(self, name: str) -> None:
         """Count a wanted tensor as done, once."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...actors.models.source import resolve_model
-from ...actors.models.spec import read_spec, stored_dtype, stored_formats, unit_format
+from ...actors.models.spec import read_quantization, read_spec, stored_dtype, stored_formats, unit_format
 from ...cluster.capacity import Needs, plan_capacity, smallest_fit
 from ...cluster.config import ModelConfig
 from ...cluster.config_file import load_config
@@ -19,7 +19,7 @@ from ...cluster.kv_formats import KV_FORMATS, kv_format
 from ...cluster.model_spec import ModelSpec
 from ...cluster.parallel_layout import DECODE_TOKENS, ParallelLayout
 from ...cluster.topology import Topology
-from ...cluster.weight_formats import WEIGHT_FORMATS, KeptWeights
+from ...cluster.weight_formats import ON_LOAD, WEIGHT_FORMATS, KeptWeights
 from .flags import Parser, add_keys, add_model, size
 from .plan_report import Step, describe
 from .plan_table import show_plan
@@ -122,14 +122,28 @@ def machine_memory() -> int:
 
 def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -> KeptWeights:
     """What the weights of a model folder or file are kept as once they are loaded. Raises ConfigError."""
+    quantization, config = model.quantization, read_quantization(path)
     if device == "cuda":
-        if model.quantization == "int8":
-            raise ConfigError("quantization: int8 needs a CPU with native kernels, not a GPU", param="quantization")
+        if quantization in ON_LOAD:
+            raise ConfigError(
+                f"quantization: {quantization} needs a CPU with native kernels, not a GPU", param="quantization"
+            )
         dtype = stored_dtype(path) if model.dtype == "auto" else model.dtype
-        return KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16")
-    dtype = "float16" if model.dtype == "auto" else model.dtype
-    if model.quantization == "int8":
-        return KeptWeights.packed(dtype, int8=True)
-    as_stored = model.quantization == "auto" and model.dtype == "auto"
+        kept = KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16")
+    else:
+        as_stored = quantization == "auto" and model.dtype == "auto"
+        kept = KeptWeights.packed(
+            "float16" if model.dtype == "auto" else model.dtype,
+            stored_formats(path, _linears(spec)) if as_stored else None,
+            on_load=quantization if quantization in ON_LOAD else "",
+        )
+    if config is None:
+        return kept
+    if quantization == "none" or quantization in ON_LOAD:
+        return replace(kept, name=config.name_as(kept.name))
+    return kept.with_codes(config, _linears(spec))
+
+
+def _linears(spec: ModelSpec) -> list[str]:
     (whole,) = ParallelLayout.of(spec, Topology()).ranks
-    return KeptWeights.packed(dtype, stored_formats(path, whole.linears()) if as_stored else None)
+    return whole.linears()

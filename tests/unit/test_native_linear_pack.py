@@ -7,7 +7,7 @@ import torch
 from native_linear_harness import LIBRARIES, noise, q4_k_blocks
 
 from warmroot.actors.kernels.library import native
-from warmroot.actors.kernels.linear import LinearKernels, WeightFormat, packable_gguf
+from warmroot.actors.kernels.linear import LinearKernels, Offsets, WeightFormat, packable_gguf
 from warmroot.cluster.errors import ConfigError, ModelLoadError
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels")
@@ -57,7 +57,7 @@ def test_gguf_blocks_stay_what_they_are(kernels, name, rows):
     kind = gguf.GGMLQuantizationType[name]
     blocks = gguf.quants.quantize(noise(rows, 96, scale=0.1).numpy(), kind)
     packed = kernels.pack_gguf(torch.from_numpy(blocks), int(kind), 96)
-    assert packed.has_min == (name == "Q4_1")
+    assert packed.offsets is (Offsets.MINIMA if name == "Q4_1" else Offsets.NONE)
     assert np.array_equal(kernels.unpack(packed).numpy(), gguf.quants.dequantize(blocks, kind))
 
 

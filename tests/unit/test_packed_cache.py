@@ -127,7 +127,7 @@ def test_a_damaged_file_is_replaced(folder, cache, packs, damage, caplog):
     damaged = {
         "truncated": data[: len(data) // 2],
         "empty": b"",
-        "index": data.replace(b'"has_min"', b'"had_min"', 1),
+        "index": data.replace(b'"offsets"', b'"outsets"', 1),
         "place": data[:-16] + bytes(8) + data[-8:],
     }[damage]
     path.unlink()  # whoever has it mapped keeps it
@@ -147,7 +147,7 @@ def test_a_file_that_promises_too_much_is_refused(folder, cache, packs):
     part = linears.parts["output"][0]
     forged = cache / "forged.bin"
     with forged.open("wb") as file:
-        short = type(part)(part.format, part.has_min, part.shape, part.data[:-64], part.bias)
+        short = type(part)(part.format, part.offsets, part.shape, part.data[:-64], part.bias)
         parts = linears.parts | {"output": (short,)}
         packed_cache.write_packed(file, linears.format, linears.table, parts.items())
     with pytest.raises(ValueError, match="bytes at"):

@@ -1,4 +1,5 @@
 // y (+)= x * W^T + b over packed weights: prepares the input once, then deals out blocks of panels and rows.
+#include <array>
 #include <cstddef>
 
 #include "linear.h"
@@ -21,29 +22,64 @@ void for_rows(int64_t rows, int64_t in_features, F &&body) {
     parallel_for(rows, grain_for(rows, least, 2), body);
 }
 
-Input prepare(const wr_weights *parts, int32_t num_parts, const float *x, int64_t stride, int64_t rows) {
-    const int64_t in_features = parts[0].in_features;
-    bool quantised = false, rounded = false;
+// Parts of one call; kMostParts at a time.
+constexpr int32_t kMostParts = 4;
+using Inputs = std::array<Input, kMostParts>;
+
+enum class Form { kPlain, kRounded, kQuantised };
+
+Form form_of(const wr_weights &part) {
+    if (is_quantised(part.format)) return Form::kQuantised;
+    return part.format == WR_BF16 ? Form::kRounded : Form::kPlain;
+}
+
+// The first of the parts that read the input in the form in which part i does.
+int32_t first_alike(const wr_weights *parts, int32_t i) {
+    int32_t first = 0;
+    while (form_of(parts[first]) != form_of(parts[i]) || parts[first].order != parts[i].order) ++first;
+    return first;
+}
+
+size_t form_bytes(const wr_weights &part, int64_t rows) {
+    switch (form_of(part)) {
+        case Form::kQuantised:
+            return rows * num_groups(part.in_features) * sizeof(InputGroup);
+        case Form::kRounded:
+            return rows * rounded_row_bytes(part.in_features);
+        default:
+            return 0;
+    }
+}
+
+void make_form(const wr_weights &part, const float *x, int64_t stride, int64_t rows, void *to) {
+    const Form form = form_of(part);
+    if (form == Form::kPlain) return;
+    for_rows(rows, part.in_features, [&](int64_t begin, int64_t end) {
+        if (form == Form::kQuantised) {
+            quantise_rows(x, stride, begin, end, part, static_cast<InputGroup *>(to));
+        } else {
+            round_rows(x, stride, begin, end, part.in_features, to);
+        }
+    });
+}
+
+// What each part reads.
+Inputs prepare(const wr_weights *parts, int32_t num_parts, const float *x, int64_t stride, int64_t rows) {
+    std::array<size_t, kMostParts> starts{};
+    size_t bytes = 0;
     for (int32_t i = 0; i < num_parts; ++i) {
-        quantised |= is_quantised(parts[i].format);
-        rounded |= parts[i].format == WR_BF16;
+        const int32_t first = first_alike(parts, i);
+        starts[i] = first < i ? starts[first] : bytes;
+        if (first == i) bytes += (form_bytes(parts[i], rows) + 63) / 64 * 64;
     }
-    const size_t groups_bytes = quantised ? rows * num_groups(in_features) * sizeof(InputGroup) : 0;
-    const size_t start = (groups_bytes + 63) / 64 * 64;
-    const size_t bytes = start + (rounded ? rows * rounded_row_bytes(in_features) : 0);
     uint8_t *memory = bytes ? static_cast<uint8_t *>(scratch(Scratch::kLinear, bytes)) : nullptr;
-    InputGroup *groups = reinterpret_cast<InputGroup *>(memory);
-    if (quantised) {
-        for_rows(rows, in_features, [&](int64_t begin, int64_t end) {
-            quantise_rows(x, stride, begin, end, in_features, groups);
-        });
+    Inputs inputs{};
+    for (int32_t i = 0; i < num_parts; ++i) {
+        uint8_t *form = memory + starts[i];
+        if (first_alike(parts, i) == i) make_form(parts[i], x, stride, rows, form);
+        inputs[i] = {x, stride, reinterpret_cast<InputGroup *>(form), form};
     }
-    if (rounded) {
-        for_rows(rows, in_features, [&](int64_t begin, int64_t end) {
-            round_rows(x, stride, begin, end, in_features, memory + start);
-        });
-    }
-    return {x, stride, groups, memory + start};
+    return inputs;
 }
 
 void multiply(const Block &block, const Input &input) {
@@ -62,8 +98,13 @@ void multiply(const Block &block, const Input &input) {
 extern "C" void wr_linear(const wr_weights *parts, int32_t num_parts, const float *x, int64_t x_stride, float *y,
                           int64_t y_stride, int64_t rows, int32_t accumulate) {
     using namespace wr;
-    if (rows <= 0 || num_parts <= 0) return;
-    const Input input = prepare(parts, num_parts, x, x_stride, rows);
+    if (rows <= 0) return;
+    for (; num_parts > kMostParts; num_parts -= kMostParts) {
+        wr_linear(parts, kMostParts, x, x_stride, y, y_stride, rows, accumulate);
+        for (const wr_weights *last = parts + kMostParts; parts < last; ++parts) y += parts->out_features;
+    }
+    if (num_parts <= 0) return;
+    const Inputs inputs = prepare(parts, num_parts, x, x_stride, rows);
     int64_t units = 0;
     for (int32_t i = 0; i < num_parts; ++i) units += num_units(parts[i]);
     const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
@@ -82,7 +123,8 @@ extern "C" void wr_linear(const wr_weights *parts, int32_t num_parts, const floa
             const int64_t panel = unit * kUnit;
             const int panels = static_cast<int>(std::min<int64_t>(kUnit, num_panels(part->out_features) - panel));
             const int64_t height = std::min(block_rows, rows - row);
-            multiply({part, panel, panels, row, height, out, y_stride, accumulate != 0}, input);
+            multiply({part, panel, panels, row, height, out, y_stride, accumulate != 0},
+                     inputs[part - parts]);
         }
     });
 }

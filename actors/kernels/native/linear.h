@@ -4,9 +4,9 @@
 // two, or four) holds what one input feature contributes to a panel. Within a panel:
 //   F32, F16  16 values for each input feature
 //   BF16      16 pairs for each two input features, the first feature in the lower half; odd counts end with zeros
-//   Q8, Q4    the codes of all groups, then for each group 16 float16 scales and, with has_min, 16 float16 minima.
-//             Codes are unsigned: w = scale * code + minimum, and without minima w = scale * (code - zero), zero being
-//             128 for Q8 and 8 for Q4. A quad is 4 input features of 16 outputs, output after output. Q8: the 8 quads
+//   Q8, Q4    the codes of all groups, then for each group 16 float16 scales and, with offsets, 16 float16 minima or
+//             zeros. Codes are unsigned: w = scale * code + minimum or scale * (code - zero), zero being 128 for Q8 and
+//             8 for Q4 where groups have none of their own. A quad is 4 input features of 16 outputs, output after output. Q8: the 8 quads
 //             of a group; Q4: 4 times 64 bytes with quad q in the low and quad q + 4 in the high halves.
 #pragma once
 
@@ -35,10 +35,13 @@ inline int64_t num_groups(int64_t in_features) { return in_features / kGroup; }
 
 inline int64_t group_bytes(int32_t format) { return format == WR_Q4 ? kGroup * kPanel / 2 : kGroup * kPanel; }
 
-// float16 values per group: the scales, and the minima if there are any.
-inline int64_t group_halves(int32_t has_min) { return has_min ? 2 * kPanel : kPanel; }
+// float16 values per group: the scales, and the minima or zeros if there are any.
+inline int64_t group_halves(int32_t offsets) { return offsets == WR_NO_OFFSETS ? kPanel : 2 * kPanel; }
 
-inline int64_t panel_bytes(int32_t format, int32_t has_min, int64_t in_features) {
+// The zero of groups without one of their own.
+inline int middle(int32_t format) { return format == WR_Q8 ? 128 : 8; }
+
+inline int64_t panel_bytes(int32_t format, int32_t offsets, int64_t in_features) {
     switch (format) {
         case WR_F32:
             return in_features * kPanel * 4;
@@ -47,7 +50,7 @@ inline int64_t panel_bytes(int32_t format, int32_t has_min, int64_t in_features)
         case WR_BF16:
             return (in_features + 1) / 2 * kPanel * 4;
         default: {
-            const int64_t bytes = num_groups(in_features) * (group_bytes(format) + 2 * group_halves(has_min));
+            const int64_t bytes = num_groups(in_features) * (group_bytes(format) + 2 * group_halves(offsets));
             return (bytes + 63) / 64 * 64;
         }
     }
@@ -84,14 +87,14 @@ struct InputGroup {
     float scale;
     float scaled_sum;      // scale * sum of the codes
     int32_t negative_sum;  // - sum of the codes
-    int32_t unused;
+    float negative_total;  // the same
 };
 
-// An input row in the forms that the parts of a call need.
+// The rows of an input in the forms that a part needs.
 struct Input {
     const float *x;
     int64_t stride;
-    const InputGroup *quantised;  // [rows, groups]
+    const InputGroup *quantised;  // [rows, groups], in the part's order
     const void *rounded;          // [rows, rounded_row_bytes]: bfloat16, see linear_bfloat.cpp
 };
 
@@ -110,7 +113,7 @@ struct Block {
 
     const uint8_t *panel_at(int64_t index) const {
         return static_cast<const uint8_t *>(weights->data) +
-               index * panel_bytes(weights->format, weights->has_min, weights->in_features);
+               index * panel_bytes(weights->format, weights->offsets, weights->in_features);
     }
 
     // Finish row `r` of panel `p` of this block: bias, residual, and no more features than there are.
@@ -144,7 +147,8 @@ void round_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int6
 void multiply_bfloat(const Block &block, const Input &input);
 
 // linear_quantised.cpp: Q8 and Q4.
-void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features, InputGroup *groups);
+void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, const wr_weights &weights,
+                   InputGroup *groups);
 void multiply_quantised(const Block &block, const Input &input);
 
 // A tile of a block: its first row, and which of the passes over the same weights it is.

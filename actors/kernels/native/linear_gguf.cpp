@@ -83,11 +83,11 @@ extern "C" int32_t wr_pack_gguf(const void *blocks, int32_t ggml_type, int64_t o
     using namespace wr;
     if (ggml_type != kQ4_0 && ggml_type != kQ4_1 && ggml_type != kQ8_0 && ggml_type != kQ4_K) return -1;
     const int32_t format = ggml_type == kQ8_0 ? WR_Q8 : WR_Q4;
-    const int32_t has_min = ggml_type == kQ4_1 || ggml_type == kQ4_K;
+    const int32_t offsets = ggml_type == kQ4_1 || ggml_type == kQ4_K ? WR_MINIMA : WR_NO_OFFSETS;
     const int64_t row_size = row_bytes(ggml_type, in_features);
     parallel_for(num_panels(out_features), 4, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
-            uint8_t *to = static_cast<uint8_t *>(packed) + panel * panel_bytes(format, has_min, in_features);
+            uint8_t *to = static_cast<uint8_t *>(packed) + panel * panel_bytes(format, offsets, in_features);
             half_t *scales = panel_scales(to, format, in_features);
             for (int64_t g = 0; g < num_groups(in_features); ++g) {
                 for (int n = 0; n < kPanel; ++n) {
@@ -95,9 +95,9 @@ extern "C" int32_t wr_pack_gguf(const void *blocks, int32_t ggml_type, int64_t o
                     const uint8_t *from = static_cast<const uint8_t *>(blocks) + row * row_size;
                     const Group group = row < out_features ? read_group(from, ggml_type, g) : Group{};
                     store_group(to + g * group_bytes(format), format, n, group.codes);
-                    half_t *at = scales + g * group_halves(has_min) + n;
+                    half_t *at = scales + g * group_halves(offsets) + n;
                     at[0] = group.scale;
-                    if (has_min) at[kPanel] = group.minimum;
+                    if (offsets == WR_MINIMA) at[kPanel] = group.minimum;
                 }
             }
         }

@@ -1,5 +1,6 @@
 // Linears over 8-bit and 4-bit panels. The input is quantised to 8 bits per row and group of 32, so that a group's part
-// of a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)).
+// of a sum is one of small integers: y = sum over groups of x_scale * (scale * sum(code * x) + minimum * sum(x)), or of
+// x_scale * scale * (sum(code * x) - zero * sum(x)), where the difference too is exact.
 #include <cmath>
 #include <cstring>
 
@@ -30,11 +31,11 @@ inline void load_codes(const uint8_t *codes, __m512i *quads) {
     }
 }
 
-template <int kRows, int kPanels, bool kNibbles, bool kMin>
+template <int kRows, int kPanels, bool kNibbles, int kOffsets>
 void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
-    const int64_t bytes = group_bytes(weights.format), halves = group_halves(kMin);
+    const int64_t bytes = group_bytes(weights.format), halves = group_halves(kOffsets);
     const uint8_t *codes[kPanels];
     const half_t *scales[kPanels];
     for (int p = 0; p < kPanels; ++p) {
@@ -42,7 +43,7 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
         scales[p] = panel_scales(codes[p], weights.format, weights.in_features);
     }
     // In halves: from a panel's scales to those of the panel that comes after the tile's.
-    const int64_t next_panel = kPanels * panel_bytes(weights.format, kMin, weights.in_features) / 2;
+    const int64_t next_panel = kPanels * panel_bytes(weights.format, kOffsets, weights.in_features) / 2;
     x += pass.row * groups;
     const Ahead<kPanels> ahead(block, block.panel + panel, pass, groups, bytes);
     __m512 sums[kRows][kPanels];
@@ -50,21 +51,23 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
     for_steps(ahead, groups, [&](int64_t g, const Ahead<kPanels> &ahead) {
         ahead.ask_lines(g);
         __m512i quads[kPanels][kQuads];
-        __m512 scale[kPanels], minimum[kPanels];
+        __m512 scale[kPanels], offset[kPanels];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             load_codes<kNibbles>(codes[p] + g * bytes, quads[p]);
             scale[p] = load_half(scales[p] + g * halves).v;
             __builtin_prefetch(scales[p] + next_panel + g * halves);
-            if constexpr (kMin) minimum[p] = load_half(scales[p] + g * halves + kPanel).v;
+            if constexpr (kOffsets != WR_NO_OFFSETS) offset[p] = load_half(scales[p] + g * halves + kPanel).v;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             const InputGroup &input = x[r * groups + g];
             __m512i dots[kPanels];
-            const __m512i zero = kMin ? _mm512_setzero_si512()
-                                      : _mm512_slli_epi32(_mm512_set1_epi32(input.negative_sum), kNibbles ? 3 : 7);
-            std::fill_n(dots, kPanels, zero);
+            const __m512i first =
+                kOffsets != WR_NO_OFFSETS
+                    ? _mm512_setzero_si512()
+                    : _mm512_slli_epi32(_mm512_set1_epi32(input.negative_sum), kNibbles ? 3 : 7);
+            std::fill_n(dots, kPanels, first);
 #pragma GCC unroll 8
             for (int q = 0; q < kQuads; ++q) {
                 int32_t quad;
@@ -76,10 +79,13 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
             const __m512 x_scale = _mm512_set1_ps(input.scale);
 #pragma GCC unroll 2
             for (int p = 0; p < kPanels; ++p) {
-                sums[r][p] =
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p]), _mm512_mul_ps(scale[p], x_scale), sums[r][p]);
-                if constexpr (kMin) {
-                    sums[r][p] = _mm512_fmadd_ps(minimum[p], _mm512_set1_ps(input.scaled_sum), sums[r][p]);
+                __m512 whole = _mm512_cvtepi32_ps(dots[p]);
+                if constexpr (kOffsets == WR_ZEROS) {
+                    whole = _mm512_fmadd_ps(offset[p], _mm512_set1_ps(input.negative_total), whole);
+                }
+                sums[r][p] = _mm512_fmadd_ps(whole, _mm512_mul_ps(scale[p], x_scale), sums[r][p]);
+                if constexpr (kOffsets == WR_MINIMA) {
+                    sums[r][p] = _mm512_fmadd_ps(offset[p], _mm512_set1_ps(input.scaled_sum), sums[r][p]);
                 }
             }
         }
@@ -144,22 +150,22 @@ inline void dot_group(const uint8_t *codes, const InputGroup *x, int64_t groups,
     }
 }
 
-// From the sums over codes as they were multiplied to those over code - zero, or over code if there are minima.
-template <bool kNibbles, bool kMin>
+// From the sums over codes as they were multiplied to those over code - zero, or over code if there are offsets.
+template <bool kNibbles, int kOffsets>
 inline __m256i settle(__m256i dots, int32_t negative_sum) {
     if constexpr (kNibbles) dots = _mm256_madd_epi16(dots, _mm256_set1_epi16(1));
-    if constexpr (kNibbles && !kMin) dots = _mm256_add_epi32(dots, _mm256_set1_epi32(8 * negative_sum));
-    if constexpr (!kNibbles && kMin) dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(128 * negative_sum));
+    if constexpr (kNibbles && kOffsets == WR_NO_OFFSETS) dots = _mm256_add_epi32(dots, _mm256_set1_epi32(8 * negative_sum));
+    if constexpr (!kNibbles && kOffsets != WR_NO_OFFSETS) dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(128 * negative_sum));
     return dots;
 }
 
-template <int kRows, int kPanels, bool kNibbles, bool kMin>
+template <int kRows, int kPanels, bool kNibbles, int kOffsets>
 void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
     const uint8_t *codes = block.panel_at(block.panel + panel);
     const half_t *scales = panel_scales(codes, weights.format, weights.in_features);
-    const int64_t next_panel = panel_bytes(weights.format, kMin, weights.in_features) / 2;
+    const int64_t next_panel = panel_bytes(weights.format, kOffsets, weights.in_features) / 2;
     x += pass.row * groups;
     const Ahead<1> ahead(block, block.panel + panel, pass, groups, group_bytes(weights.format));
     Vec sums[kRows][kPanelVecs];
@@ -168,20 +174,20 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
         __m256i dots[kRows][2];
         ahead.ask_lines(g);
         dot_group<kRows, kNibbles>(codes + g * group_bytes(weights.format), x + g, groups, dots);
-        const half_t *group_scales = scales + g * group_halves(kMin);
+        const half_t *group_scales = scales + g * group_halves(kOffsets);
         __builtin_prefetch(group_scales + next_panel);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
             const Vec scale = load_half(group_scales + half * Vec::kLanes);
+            Vec offset{};
+            if constexpr (kOffsets != WR_NO_OFFSETS) offset = load_half(group_scales + kPanel + half * Vec::kLanes);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
                 const InputGroup &input = x[r * groups + g];
-                const Vec whole{_mm256_cvtepi32_ps(settle<kNibbles, kMin>(dots[r][half], input.negative_sum))};
+                Vec whole{_mm256_cvtepi32_ps(settle<kNibbles, kOffsets>(dots[r][half], input.negative_sum))};
+                if constexpr (kOffsets == WR_ZEROS) whole = fma(offset, set1(input.negative_total), whole);
                 sums[r][half] = fma(whole, scale * set1(input.scale), sums[r][half]);
-                if constexpr (kMin) {
-                    const Vec minimum = load_half(group_scales + kPanel + half * Vec::kLanes);
-                    sums[r][half] = fma(minimum, set1(input.scaled_sum), sums[r][half]);
-                }
+                if constexpr (kOffsets == WR_MINIMA) sums[r][half] = fma(offset, set1(input.scaled_sum), sums[r][half]);
             }
         }
     });
@@ -200,7 +206,7 @@ inline void load_codes(const uint8_t *codes, uint8_t *quads) {
     }
 }
 
-template <int kRows, int kPanels, bool kNibbles, bool kMin>
+template <int kRows, int kPanels, bool kNibbles, int kOffsets>
 void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass) {
     const wr_weights &weights = *block.weights;
     const int64_t groups = num_groups(weights.in_features);
@@ -211,11 +217,11 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
     for (int64_t g = 0; g < groups; ++g) {
         uint8_t quads[kGroup * kPanel];
         load_codes<kNibbles>(codes + g * group_bytes(weights.format), quads);
-        const half_t *group_scales = scales + g * group_halves(kMin);
+        const half_t *group_scales = scales + g * group_halves(kOffsets);
         for (int r = 0; r < kRows; ++r) {
             const InputGroup &input = x[r * groups + g];
             int32_t dots[kPanel];
-            std::fill_n(dots, kPanel, kMin ? 0 : input.negative_sum * (kNibbles ? 8 : 128));
+            std::fill_n(dots, kPanel, kOffsets != WR_NO_OFFSETS ? 0 : input.negative_sum * (kNibbles ? 8 : 128));
             for (int q = 0; q < kQuads; ++q) {
                 for (int n = 0; n < kPanel; ++n) {
                     const uint8_t *at = quads + 64 * q + 4 * n;
@@ -224,8 +230,10 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
                 }
             }
             for (int n = 0; n < kPanel; ++n) {
-                sums[r][n] += static_cast<float>(dots[n]) * (half_to_float(group_scales[n]) * input.scale);
-                if (kMin) sums[r][n] += half_to_float(group_scales[kPanel + n]) * input.scaled_sum;
+                float whole = static_cast<float>(dots[n]);
+                if (kOffsets == WR_ZEROS) whole += half_to_float(group_scales[kPanel + n]) * input.negative_total;
+                sums[r][n] += whole * (half_to_float(group_scales[n]) * input.scale);
+                if (kOffsets == WR_MINIMA) sums[r][n] += half_to_float(group_scales[kPanel + n]) * input.scaled_sum;
             }
         }
     }
@@ -238,36 +246,44 @@ void multiply_tile(const Block &block, const InputGroup *x, int panel, Pass pass
 
 #endif
 
-template <int kMost, int kPanels, bool kNibbles, bool kMin>
+template <int kMost, int kPanels, bool kNibbles, int kOffsets>
 void multiply_panels(const Block &block, const Input &input, int panel) {
     const InputGroup *x = input.quantised + block.row * num_groups(block.weights->in_features);
     for_tiles<kMost>(block.rows, [&](auto height, Pass pass) {
-        multiply_tile<height(), kPanels, kNibbles, kMin>(block, x, panel, pass);
+        multiply_tile<height(), kPanels, kNibbles, kOffsets>(block, x, panel, pass);
     });
 }
 
-template <bool kNibbles, bool kMin>
+template <bool kNibbles, int kOffsets>
 void multiply_form(const Block &block, const Input &input) {
     int panel = 0;
     if (block.rows <= kTileRows || block.rows > kFewRows) {
         for (; panel + kTilePanels <= block.panels; panel += kTilePanels) {
-            multiply_panels<kTileRows, kTilePanels, kNibbles, kMin>(block, input, panel);
+            multiply_panels<kTileRows, kTilePanels, kNibbles, kOffsets>(block, input, panel);
         }
     }
-    for (; panel < block.panels; ++panel) multiply_panels<kFewRows, 1, kNibbles, kMin>(block, input, panel);
+    for (; panel < block.panels; ++panel) multiply_panels<kFewRows, 1, kNibbles, kOffsets>(block, input, panel);
+}
+
+const float *gather(const float *x, const int32_t *order, float *to) {
+    for (int k = 0; k < kGroup; ++k) to[k] = order[k] < 0 ? 0.0f : x[order[k]];
+    return to;
 }
 
 }  // namespace
 
-void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, int64_t in_features,
+void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, const wr_weights &weights,
                    InputGroup *groups) {
     constexpr int kVecs = kGroup / Vec::kLanes;
     // Groups without a larger value than this count as zero: the inverse of their scale would overflow.
     constexpr float kLeast = 1e-36f;
+    const int64_t num = num_groups(weights.in_features);
+    float gathered[kGroup];
     for (int64_t row = begin; row < end; ++row) {
-        for (int64_t g = 0; g < num_groups(in_features); ++g) {
+        for (int64_t g = 0; g < num; ++g) {
             const float *from = x + row * stride + g * kGroup;
-            InputGroup &group = groups[row * num_groups(in_features) + g];
+            if (weights.order) from = gather(x + row * stride, weights.order + g * kGroup, gathered);
+            InputGroup &group = groups[row * num + g];
             Vec largest = abs(load(from));
             for (int v = 1; v < kVecs; ++v) largest = max(largest, abs(load(from + v * Vec::kLanes)));
             const float most = reduce_max(largest);
@@ -288,16 +304,21 @@ void quantise_rows(const float *x, int64_t stride, int64_t begin, int64_t end, i
             for (int i = 0; i < kGroup; ++i) group.codes[i] = static_cast<int8_t>(static_cast<int32_t>(codes[i]));
             group.scaled_sum = group.scale * sum;
             group.negative_sum = -static_cast<int32_t>(sum);
+            group.negative_total = -sum;
         }
     }
 }
 
 void multiply_quantised(const Block &block, const Input &input) {
-    const bool minima = block.weights->has_min != 0;
-    if (block.weights->format == WR_Q4) {
-        minima ? multiply_form<true, true>(block, input) : multiply_form<true, false>(block, input);
-    } else {
-        minima ? multiply_form<false, true>(block, input) : multiply_form<false, false>(block, input);
+    const bool nibbles = block.weights->format == WR_Q4;
+    switch (block.weights->offsets) {
+        case WR_MINIMA:
+            return nibbles ? multiply_form<true, WR_MINIMA>(block, input) : multiply_form<false, WR_MINIMA>(block, input);
+        case WR_ZEROS:
+            return nibbles ? multiply_form<true, WR_ZEROS>(block, input) : multiply_form<false, WR_ZEROS>(block, input);
+        default:
+            return nibbles ? multiply_form<true, WR_NO_OFFSETS>(block, input)
+                           : multiply_form<false, WR_NO_OFFSETS>(block, input);
     }
 }
 

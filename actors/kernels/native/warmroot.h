@@ -16,13 +16,17 @@ enum wr_format {
     WR_F32 = 0,
     WR_F16 = 1,
     WR_BF16 = 2,
-    WR_Q8 = 3,  // 8 bits, groups of 32 along in_features, float16 scale (and minimum) per group
+    WR_Q8 = 3,  // 8 bits, groups of 32 along in_features, a float16 scale (and offset) per group
     WR_Q4 = 4,  // 4 bits, the same
     // KV pages (kv_quantised.h)
     WR_KV_INT8 = 5,  // keys and values in 8 bits
     WR_KV_INT4 = 6,  // in 4 bits
     WR_KV_K8V4 = 7,  // keys in 8, values in 4
 };
+
+// What the groups of a quantised weight have besides their scale: w = scale * (code - 2^(bits - 1)) without,
+// scale * code + minimum, or scale * (code - zero).
+enum wr_offsets { WR_NO_OFFSETS = 0, WR_MINIMA = 1, WR_ZEROS = 2 };
 
 enum wr_activation { WR_SILU = 0, WR_GELU_TANH = 1 };
 
@@ -42,18 +46,26 @@ void wr_set_num_threads(int32_t num_threads);
 // A weight [out_features, in_features] in panels of 16 output features (see linear_pack.cpp).
 typedef struct wr_weights {
     int32_t format;   // wr_format
-    int32_t has_min;  // quantised formats: groups have a minimum besides their scale
+    int32_t offsets;  // quantised formats: wr_offsets
     int64_t out_features;
-    int64_t in_features;
-    const void *data;   // packed, aligned to 64 bytes
-    const float *bias;  // [out_features] or NULL
+    int64_t in_features;  // columns
+    const void *data;     // packed, aligned to 64 bytes
+    const float *bias;    // [out_features] or NULL
+    const int32_t *order;  // quantised formats: [in_features] which value of x each column takes, -1: 0. NULL: in order
 } wr_weights;
 
 // Bytes that a packed weight takes.
-int64_t wr_packed_bytes(int32_t format, int32_t has_min, int64_t out_features, int64_t in_features);
+int64_t wr_packed_bytes(int32_t format, int32_t offsets, int64_t out_features, int64_t in_features);
 
-// Pack a float32 weight: rounded to the format, or quantised by groups (symmetric: has_min = 0).
-void wr_pack(const float *weight, int32_t format, int64_t out_features, int64_t in_features, void *packed);
+// Pack a float32 weight: rounded to the format, or quantised symmetrically. `group` input features, a multiple of 32
+// that divides in_features, get one scale.
+void wr_pack(const float *weight, int32_t format, int64_t group, int64_t out_features, int64_t in_features,
+             void *packed);
+
+// Pack codes [out_features, in_features] of quantised formats as they are, with float16 scales [out_features,
+// in_features / 32] and zeros of that shape, or NULL where all are 2^(bits - 1).
+void wr_pack_codes(const uint8_t *codes, const uint16_t *scales, const uint8_t *zeros, int32_t format,
+                   int64_t out_features, int64_t in_features, void *packed);
 
 // Repack GGUF blocks (ggml type 2 Q4_0, 3 Q4_1, 8 Q8_0, 12 Q4_K) without requantising. Returns 0, or -1 for other types.
 int32_t wr_pack_gguf(const void *blocks, int32_t ggml_type, int64_t out_features, int64_t in_features, void *packed);
