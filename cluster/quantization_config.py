@@ -80,6 +80,10 @@ class QuantizationConfig(BaseModel):
         """Whether groups have zeros of their own."""
         return self.quant_method == "awq" or not self.sym
 
+    def group_of(self, in_features: int) -> int:
+        """Input features of a group, of a linear that has so many."""
+        return in_features if self.group_size < 0 else self.group_size
+
     def quantises(self, weight: str) -> bool:
         """Whether the linear whose weight has this name is quantised, as far as the settings tell."""
         module = weight.removesuffix(".weight")

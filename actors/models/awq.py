@@ -8,7 +8,7 @@ import torch
 
 from ...cluster.quantization_config import QuantizationConfig
 from ..layers.grouped import GroupedWeight
-from .gptq import ReadSlice, cover, unpack
+from .gptq import ReadSlice, cover, read_scales, unpack
 from .tensors import Part, Shape
 
 _PACK = 8
@@ -22,15 +22,16 @@ def awq_shape(qweight: Shape) -> Shape:
 
 
 def read_awq(config: QuantizationConfig, read: ReadSlice, module: str, part: Part) -> GroupedWeight:
-    """The part (out_features, in_features) of a linear."""
+    """The part (out_features, in_features) of a linear. Raises KeyError and ValueError for a damaged one."""
     rows, columns = part
     words, inner = cover(rows, _PACK)
-    codes = _unpack(read(f"{module}.qweight")[columns.start : columns.stop, words])[:, inner].t()
+    qweight = read(f"{module}.qweight")
+    codes = _unpack(qweight[columns.start : columns.stop, words])[:, inner].t()
     zeros = _unpack(read(f"{module}.qzeros")[:, words])[:, inner].t()
-    scales = read(f"{module}.scales")[:, rows.start : rows.stop].t()
-    size = read(f"{module}.qweight").get_shape()[0] if config.group_size < 0 else config.group_size
-    group_of = torch.arange(columns.start, columns.stop) // size
-    return GroupedWeight.of_features(4, codes.contiguous(), group_of, scales.half(), zeros.contiguous())
+    in_features = qweight.get_shape()[0]
+    scales = read_scales(config, read, module, rows, in_features)
+    group_of = torch.arange(columns.start, columns.stop) // config.group_of(in_features)
+    return GroupedWeight.of_features(4, codes.contiguous(), group_of, scales, zeros.contiguous())
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ..layers.grouped import GroupedWeight
 from .tensors import Part, Shape
 
 ReadSlice = Callable[[str], Any]
-"""A tensor of a checkpoint by its stored name, read where it is sliced; None if there is none."""
+"""A tensor of a checkpoint by its stored name, read where it is sliced. Raises KeyError if there is none."""
 
 
 def gptq_shape(config: QuantizationConfig, qweight: Shape) -> Shape:
@@ -23,25 +23,35 @@ def gptq_shape(config: QuantizationConfig, qweight: Shape) -> Shape:
 
 
 def read_gptq(config: QuantizationConfig, read: ReadSlice, module: str, part: Part) -> GroupedWeight:
-    """The part (out_features, in_features) of a linear."""
+    """The part (out_features, in_features) of a linear. Raises KeyError and ValueError for a damaged one."""
     rows, columns = part
     bits, pack = config.bits, 32 // config.bits
+    qweight = read(f"{module}.qweight")
     words, inner = cover(columns, pack)
-    codes = unpack(read(f"{module}.qweight")[words, rows.start : rows.stop].t(), bits)[:, inner]
+    codes = unpack(qweight[words, rows.start : rows.stop].t(), bits)[:, inner]
     words, inner = cover(rows, pack)
     zeros = unpack(read(f"{module}.qzeros")[:, words], bits)[:, inner].t()
     if config.checkpoint_format == "gptq":
         zeros = zeros + 1 & (1 << bits) - 1
-    scales = read(f"{module}.scales")[:, rows.start : rows.stop].t()
     is_plain = config.sym and bool((zeros == 1 << bits - 1).all())
-    groups = read(f"{module}.g_idx")
-    if groups is None:
-        group_of = torch.arange(columns.start, columns.stop) // _group_size(config, read, module)
-    else:
-        group_of = groups[columns.start : columns.stop].long()
     return GroupedWeight.of_features(
-        bits, codes.contiguous(), group_of, scales.half(), None if is_plain else zeros.contiguous()
+        bits,
+        codes.contiguous(),
+        _groups(config, read, module, columns, qweight.get_shape()[0] * pack),
+        read_scales(config, read, module, rows, qweight.get_shape()[0] * pack),
+        None if is_plain else zeros.contiguous(),
     )
+
+
+def read_scales(
+    config: QuantizationConfig, read: ReadSlice, module: str, rows: range, in_features: int
+) -> torch.Tensor:
+    """float16 [rows, groups]. Raises ValueError if there are not as many groups as the settings say."""
+    stored = read(f"{module}.scales")
+    found, expected = stored.get_shape()[0], -(-in_features // config.group_of(in_features))
+    if found != expected:
+        raise ValueError(f"it has {found} groups, expected {expected}")
+    return stored[:, rows.start : rows.stop].t().half()
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -56,8 +66,11 @@ def cover(extent: range, pack: int) -> tuple[slice, slice]:
     return slice(first, last), slice(extent.start - first * pack, extent.stop - first * pack)
 
 
-def _group_size(config: QuantizationConfig, read: ReadSlice, module: str) -> int:
-    """Of a checkpoint without g_idx."""
-    if config.group_size > 0:
-        return config.group_size
-    return read(f"{module}.qweight").get_shape()[0] * (32 // config.bits)
+def _groups(config: QuantizationConfig, read: ReadSlice, module: str, columns: range, in_features: int) -> torch.Tensor:
+    """int64 [columns]; some tools leave g_idx away where it says nothing new."""
+    try:
+        return read(f"{module}.g_idx")[columns.start : columns.stop].long()
+    except KeyError:
+        if config.desc_act:
+            raise
+        return torch.arange(columns.start, columns.stop) // config.group_of(in_features)

@@ -95,10 +95,10 @@ class SafetensorsSource:
         read = read_awq if self._quantization.quant_method == "awq" else read_gptq
         whole = tuple(map(range, self.shape(name) or ()))
         try:
-            return read(self._quantization, self._find_slice, self._module(name), part or whole)
-        except (KeyError, RuntimeError, SafetensorError) as error:
+            return read(self._quantization, self._slice, self._module(name), part or whole)
+        except (KeyError, ValueError, IndexError, RuntimeError, SafetensorError) as error:
             raise ModelLoadError(
-                f"{self.where(name)}: {name} is not stored as {self._quantization.name} says: {error}"
+                f"{self.where(name)}: {name} is not stored as {self._quantization.name}: {error}"
             ) from error
 
     def _is_grouped(self, name: str) -> bool:
@@ -106,9 +106,6 @@ class SafetensorsSource:
 
     def _module(self, name: str) -> str:
         return self._stored(name).removesuffix(".weight")
-
-    def _find_slice(self, stored: str) -> Any:
-        return self._slice(stored) if stored in self._files else None
 
     def _index(self) -> dict[str, str]:
         """Tensor name -> file name."""

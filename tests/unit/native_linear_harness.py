@@ -7,6 +7,7 @@ import torch
 
 from warmroot.actors.kernels.library import runnable
 from warmroot.actors.kernels.linear import LinearKernels, PackedWeight, WeightFormat, WeightStruct
+from warmroot.actors.layers.grouped import GroupedWeight
 
 LIBRARIES = runnable()
 
@@ -35,6 +36,8 @@ def quantised(x: torch.Tensor) -> torch.Tensor:
 
 def expected(kernels: LinearKernels, part: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     """In float64, from the unpacked weight."""
+    if part.order is not None:
+        x = torch.nn.functional.pad(x, (0, 1))[:, part.order.where(part.order >= 0, x.shape[1]).long()]
     seen = x.double()
     if part.format is WeightFormat.BF16:
         seen = x.bfloat16().double()
@@ -47,6 +50,17 @@ def expected(kernels: LinearKernels, part: PackedWeight, x: torch.Tensor) -> tor
 def assert_equal_up_to_rounding(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Within float32 sums of terms as large as the largest result."""
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6 * max(1.0, wanted.abs().max().item()))
+
+
+def grouped(rows: int, in_features: int, bits: int, group_of: torch.Tensor) -> GroupedWeight:
+    """Random codes with zeros, of features in any groups."""
+    generator, groups = torch.Generator().manual_seed(rows + bits), int(group_of.max()) + 1
+    codes, zeros = (
+        torch.randint(0, 1 << bits, (rows, size), generator=generator, dtype=torch.uint8)
+        for size in (in_features, groups)
+    )
+    scales = (torch.rand(rows, groups, generator=generator) + 0.5).half() / (1 << bits - 1)
+    return GroupedWeight.of_features(bits, codes, group_of, scales, zeros)
 
 
 def q4_k_blocks(rows: int, in_features: int) -> torch.Tensor:

@@ -1,15 +1,17 @@
 """Products with packed weights against float64, for every instruction set and 1 and 2 threads."""
 
+from dataclasses import replace
+
 import gguf
 import pytest
 import torch
-from native_linear_harness import LIBRARIES, assert_equal_up_to_rounding, expected, noise, q4_k_blocks, run
+from native_linear_harness import LIBRARIES, assert_equal_up_to_rounding, expected, grouped, noise, q4_k_blocks, run
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import LinearKernels, NativeLinear, NativeMethod, PackedWeight, WeightFormat, pack
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels")
-FORMATS = [*WeightFormat, "Q4 with minima", "Q4_K"]
+FORMATS = [*WeightFormat, "Q4 with minima", "Q4_K", "Q4 with zeros", "Q8 with zeros", "Q4 in its own order"]
 ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 25, 31, 49, 70]
 
 
@@ -30,7 +32,12 @@ def packed(
     extra = noise(shape[0]) if bias else None
     if isinstance(format, WeightFormat):
         return kernels.pack(noise(*shape), format, extra)
-    if format == "Q4_K":
+    if "zeros" in format:
+        found = kernels.pack_grouped(grouped(*shape, 8 if "Q8" in format else 4, torch.arange(shape[1]) // 64), extra)
+    elif "order" in format:
+        group_of = torch.randint(0, 4, (shape[1],), generator=torch.Generator().manual_seed(0))
+        found = kernels.pack_grouped(grouped(*shape, 4, group_of), extra)
+    elif format == "Q4_K":
         found = kernels.pack_gguf(q4_k_blocks(*shape), 12, shape[1], extra)
     else:
         blocks = gguf.quants.quantize(noise(*shape).numpy(), gguf.GGMLQuantizationType.Q4_1)
@@ -89,7 +96,7 @@ def test_results_do_not_depend_on_the_number_of_threads(format):
 def test_parts_of_several_formats_side_by_side(kernels):
     parts = [
         packed(kernels, format, (size, 256), bias=size % 2 == 1)
-        for format, size in zip(FORMATS, range(20, 55, 5), strict=True)
+        for format, size in zip(FORMATS, range(20, 70, 5), strict=True)
     ]
     for rows in (1, 3, 20):
         x = noise(rows, 256)
@@ -126,6 +133,16 @@ def test_extreme_inputs(kernels, format):
         found = run(kernels, [part], x)
         assert not found[1].isfinite().any()
         assert found[::2].isfinite().all()
+
+
+def test_zeros_in_the_middle_are_no_zeros(kernels):
+    """The difference from the zero is exact, so both forms give the same bits."""
+    for bits in (4, 8):
+        some = grouped(40, 128, bits, torch.arange(128) // 32)
+        plain, zeros = replace(some, zeros=None), replace(some, zeros=torch.full((40, 4), 1 << bits - 1).byte())
+        for rows in (1, 7):
+            one, other = (run(kernels, [kernels.pack_grouped(each)], noise(rows, 128)) for each in (plain, zeros))
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
