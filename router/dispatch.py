@@ -13,9 +13,10 @@ from ..cluster.errors import InvalidRequestError, OverloadedError, ReplicaUnavai
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..kv_store.hashing import pack_tokens
 from .core import HISTORY, Decision, RoutingCore, Ticket
+from .explain import explained
 from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
-from .openai.cluster_state import ReplicaStatus, RoutingStats, StoreStatus
+from .openai.cluster_state import ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
 from .policy import Policy, RoutingRequest
 
 WAIT_FOR_REPLICA_S = 30.0
@@ -78,6 +79,10 @@ class Dispatcher:
     def routing(self) -> RoutingStats:
         """What was decided since start."""
         return self.core.routing()
+
+    def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
+        """The latest choices, newest first, for requests whose id begins with ``request_id``."""
+        return explained(reversed(self.decisions), request_id, limit)
 
     def store(self) -> StoreStatus:
         """What the index is fed from."""

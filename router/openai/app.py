@@ -25,6 +25,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-warmroot-replica",
     "x-warmroot-cached-tokens",
+    "x-warmroot-routing",
     "openai-processing-ms",
     "retry-after",
     "retry-after-ms",

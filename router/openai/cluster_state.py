@@ -41,6 +41,40 @@ class RoutingStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateCost:
+    """A replica that could have been chosen."""
+
+    replica: str
+    cost: float
+    """In the policy's own unit: seconds for ``warm_prefix``."""
+    cached_tokens: int
+    """Prompt tokens that it was expected to have cached."""
+    reason: str
+    """The policy's word for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingChoice:
+    """Why a request went where it went."""
+
+    request_id: str
+    prompt_tokens: int
+    replica: str | None
+    """Who gave the first token; None before it."""
+    reason: str
+    predicted_tokens: int
+    """Prompt tokens that were expected in the replica's cache."""
+    actual_tokens: int | None
+    """Prompt tokens that it found there; None before the first token."""
+    decided_in_s: float
+    """Time that the choice took."""
+    refusals: tuple[str, ...]
+    """What those said who did not take it."""
+    candidates: tuple[CandidateCost, ...]
+    """Best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
     """The metadata store as this ingress sees it, and what it learned from it."""
 
@@ -67,6 +101,10 @@ class ClusterState(Protocol):
 
     def routing(self) -> RoutingStats:
         """What the router has decided so far."""
+        ...
+
+    def explain(self, request_id: str = "", limit: int = 1) -> Sequence[RoutingChoice]:
+        """The latest choices, newest first, for requests whose id begins with ``request_id``."""
         ...
 
     def store(self) -> StoreStatus:

@@ -1,8 +1,9 @@
 """One generation request of either API: from prompts in token ids to a stream or to whole choices."""
 
+import json
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from fastapi import Request
 from starlette.responses import Response
@@ -22,6 +23,9 @@ from .service import Service
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
 """Ours is Ray Serve's, too; then Dynamo's and SGLang's."""
 _LONGEST_SESSION = 256
+EXPLAIN_HEADER = "x-warmroot-explain"
+_MOST_SHOWN = 8
+"""Candidates in a header, which proxies allow a few kilobytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class Generation:
         except BaseException:
             await feed.aclose()
             raise
-        headers = served_by(first[0].delta.replica, first[0].delta.cached_tokens) if first else {}
+        headers = self.headers(first[0].delta.replica, first[0].delta.cached_tokens) if first else {}
         return EventStream(feed, writer, first, headers, self.request.state.request_id)
 
     async def outputs(self) -> list[RequestOutput] | None:
@@ -113,6 +117,15 @@ class Generation:
             collector.finish(RequestId(self.envelope.id), prompt, self.params.n)
             for collector, prompt in zip(collectors, self.prompts, strict=True)
         ]
+
+    def headers(self, replica: str | None, cached_tokens: int | None) -> dict[str, str]:
+        """Which replica answered, how much of the prompt it had cached and, where the request asks, why it did."""
+        headers = {"x-warmroot-replica": replica or "", "x-warmroot-cached-tokens": str(cached_tokens or 0)}
+        if self.request.headers.get(EXPLAIN_HEADER, "0").lower() not in {"0", "false"}:
+            for choice in self.service.cluster.explain(f"{self.envelope.id}-"):
+                shown = asdict(replace(choice, candidates=choice.candidates[:_MOST_SHOWN]))
+                headers["x-warmroot-routing"] = json.dumps(shown, separators=(",", ":"))
+        return headers
 
     def _params_of_candidates(self) -> SamplingParams:
         params = self.params
@@ -151,8 +164,3 @@ def session_of(headers: Mapping[str, str]) -> str | None:
     """The session that a request's headers name; what is too long to be one is none."""
     named = (headers.get(name) for name in SESSION_HEADERS)
     return next((session for session in named if session and len(session) <= _LONGEST_SESSION), None)
-
-
-def served_by(replica: str | None, cached_tokens: int | None) -> dict[str, str]:
-    """Headers that say which replica answered, and how much of the prompt it had cached."""
-    return {"x-warmroot-replica": replica or "", "x-warmroot-cached-tokens": str(cached_tokens or 0)}

@@ -1,12 +1,14 @@
-"""What operators look at: every replica, and the processes that each consists of."""
+"""What operators look at: every replica, the processes that each consists of, and why requests went where they went."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from .cluster_state import ReplicaStatus
 from .service import Service
+
+MOST_EXPLAINED = 1000
 
 
 def admin_routes(service: Service) -> APIRouter:
@@ -25,6 +27,16 @@ def admin_routes(service: Service) -> APIRouter:
             "metadata_store": asdict(service.cluster.store()),
             "replicas": [_describe(replica) for replica in replicas],
         }
+
+    @router.get("/routing/explain")
+    async def explain(
+        request_id: Annotated[
+            str, Query(description="Beginning of an id; the id of a response finds its request.")
+        ] = "",
+        limit: Annotated[int, Query(ge=1, le=MOST_EXPLAINED)] = 10,
+    ) -> dict[str, Any]:
+        """The latest choices of this ingress, newest first: candidates, costs and the reason."""
+        return {"choices": [asdict(choice) for choice in service.cluster.explain(request_id, limit)]}
 
     return router
 

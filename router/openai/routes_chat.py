@@ -11,7 +11,7 @@ from ..output import Completion, RequestOutput
 from .chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from .chunks import ChatChunks
 from .documentation import generation_responses
-from .generation import Generation, served_by
+from .generation import Generation
 from .json_route import GenerationRoute
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
@@ -67,7 +67,7 @@ def _completion(generation: Generation, output: RequestOutput) -> Response:
         body["prompt_logprobs"] = generation.logprob_format.prompt(output.prompt_logprobs or [])
     if generation.body.return_token_ids:
         body["prompt_token_ids"] = output.prompt_token_ids
-    return json_response(body, served_by(output.replica, output.cached_tokens))
+    return json_response(body, generation.headers(output.replica, output.cached_tokens))
 
 
 def _choice(generation: Generation, choice: Completion) -> dict[str, object]:

@@ -8,7 +8,7 @@ from ..output import Completion, RequestOutput
 from .chunks import CompletionChunks
 from .completions import CompletionBody, CompletionRequest
 from .documentation import generation_responses
-from .generation import Generation, served_by
+from .generation import Generation
 from .json_route import GenerationRoute
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
@@ -72,7 +72,7 @@ def _completion(generation: Generation, outputs: list[RequestOutput], echo: list
         ],
         "usage": generation.usage.usage().body(),
     }
-    return json_response(body, served_by(outputs[0].replica, outputs[0].cached_tokens))
+    return json_response(body, generation.headers(outputs[0].replica, outputs[0].cached_tokens))
 
 
 def _choice(

@@ -20,7 +20,7 @@ from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
 from warmroot.router.frontend import Frontend
 from warmroot.router.openai.app import build_app
-from warmroot.router.openai.cluster_state import ReplicaState, ReplicaStatus, RoutingStats, StoreStatus
+from warmroot.router.openai.cluster_state import ReplicaState, ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
 from warmroot.router.openai.settings import ApiSettings
 from warmroot.router.tokenizer import Tokenizer
 from warmroot.router.tokenizer_parts import TokenizerParts
@@ -85,6 +85,9 @@ class FakeCluster:
 
     def routing(self) -> RoutingStats:
         return self.stats
+
+    def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
+        return []
 
     def store(self) -> StoreStatus:
         return StoreStatus(store="redis://h:6379/0", fault=self.fault, index_blocks=12, gaps=3, skipped=1)
