@@ -1,13 +1,13 @@
 """How tokens are drafted ahead of the model, and when a draft counts as good."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .config_errors import explain_invalid, unknown_key
 
-MethodName = Literal["ngram", "draft_model", "layer_skip"]
+MethodName = Literal["ngram", "draft_model", "layer_skip", "medusa"]
 VerificationName = Literal["rejection", "coupled"]
 
 
@@ -22,11 +22,15 @@ class SpeculativeConfig(BaseModel):
     )
 
     method: MethodName
-    """ngram: what followed the same tokens before. draft_model: a smaller model. layer_skip: its own first layers."""
+    """ngram: what followed the same tokens before. draft_model: a smaller model. layer_skip: its own first layers.
+    medusa: heads on its last layer, which guess several places at once."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
-    """Most tokens drafted for one step of a sequence."""
+    """Most tokens drafted for one step of a sequence; of medusa, most nodes of a tree."""
     model: str | None = Field(default=None, min_length=1)
-    """Of draft_model: folder, GGUF file or hub id of a model with the same tokenizer."""
+    """Of draft_model: folder, GGUF file or hub id of a model of the same tokenizer. Of medusa: folder of the heads."""
+    tree: tuple[Annotated[int, Field(ge=1, le=32)], ...] | None = Field(default=None, min_length=1, strict=False)
+    """Of medusa: most guesses of the first head, the second … that a tree has at each node, as [4, 2, 1]. [1, 1] is a
+    chain of two. Default: 10 of each head."""
     num_layers: int | None = Field(default=None, ge=1)
     """Of layer_skip: layers that draft. Default: a third of the model's."""
     prompt_lookup_max: int = Field(4, ge=1, le=16)
@@ -49,10 +53,13 @@ class SpeculativeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SpeculativeConfig":
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("draft_model needs a model")
-        if self.method != "draft_model" and self.model is not None:
-            raise ValueError(f"model is for draft_model, not for {self.method}")
+        has_model = self.method in ("draft_model", "medusa")
+        if has_model and self.model is None:
+            raise ValueError(f"{self.method} needs a model")
+        if not has_model and self.model is not None:
+            raise ValueError(f"model is for draft_model and medusa, not for {self.method}")
+        if self.method != "medusa" and self.tree is not None:
+            raise ValueError(f"tree is for medusa, not for {self.method}")
         if self.method != "layer_skip" and self.num_layers is not None:
             raise ValueError(f"num_layers is for layer_skip, not for {self.method}")
         if self.prompt_lookup_min > self.prompt_lookup_max:

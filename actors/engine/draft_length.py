@@ -1,10 +1,10 @@
 """How many drafted tokens are worth their time.
 
-Tokens per second are the expected tokens of a step over its expected seconds. A draft's place ``i`` adds ``a**i`` of a
-token, where ``a`` is how often drafts of its sequence were accepted, and takes the seconds of one more row; so it pays
-exactly if ``a**i`` exceeds what the step would make in that time otherwise (Dinkelbach, "On nonlinear fractional
-programming", 1967). Step times are learnt as they are measured, so this also knows when rows cost nothing (weights are
-read once for all of them) and when they cost in full.
+Tokens per second are the expected tokens of a step over its expected seconds. A place of a draft, or a node of a tree,
+brings as many tokens as it was right on average, and takes the seconds of one more row; so it pays exactly if that
+exceeds what the step would make in that time otherwise (Dinkelbach, "On nonlinear fractional programming", 1967). Step
+times are learnt as they are measured, so this also knows when rows cost nothing (weights are read once for all of them)
+and when they cost in full.
 """
 
 from collections.abc import Sequence
@@ -90,44 +90,33 @@ class StepSeconds:
 
 
 def draft_lengths(
-    acceptances: Sequence[float], rows: int, most: int, costs: tuple[float, float, float], *, by_passes: bool
+    gains: Sequence[Sequence[float]], rows: int, costs: tuple[float, float, float], *, most_passes: int
 ) -> list[int]:
-    """Tokens to draft for each sequence, by how often its drafts are accepted.
+    """Tokens to draft for each sequence, by what its draft's first, second … place brings: no more than the one before.
 
-    ``rows`` decodes run in the step anyway. ``by_passes``: each further token takes a pass over all sequences.
+    ``rows`` decodes run in the step anyway. Each further place takes a pass over all sequences, up to ``most_passes``.
     """
     base, per_row, per_pass = costs
-    if not by_passes:
-        per_pass = 0.0
-    lengths = [0] * len(acceptances)
+    lengths = [0] * len(gains)
     tokens, seconds = float(rows), base + per_row * rows
     for _ in range(_ROUNDS):
         if seconds <= 0.0:
-            return [most] * len(acceptances)
+            return [len(own) for own in gains]
         rate = tokens / seconds
-        lengths = _worth(acceptances, most, rate * per_row, rate * per_pass)
-        tokens = rows + sum(_expected(a, length) for a, length in zip(acceptances, lengths, strict=True))
-        seconds = base + per_row * (rows + sum(lengths)) + per_pass * max(lengths, default=0)
+        lengths = _worth(gains, rate * per_row, rate * per_pass, most_passes)
+        tokens = rows + sum(sum(own[:length]) for own, length in zip(gains, lengths, strict=True))
+        passes = min(max(lengths, default=0), most_passes)
+        seconds = base + per_row * (rows + sum(lengths)) + per_pass * passes
     return lengths
 
 
-def _worth(acceptances: Sequence[float], most: int, row: float, one_pass: float) -> list[int]:
+def _worth(gains: Sequence[Sequence[float]], row: float, one_pass: float, most_passes: int) -> list[int]:
     """Lengths whose every place gains more tokens than its row and its pass would bring elsewhere."""
     best, best_gain, gain = 0, 0.0, -1e-9
-    for place in range(1, most + 1):
-        gain += sum(max(0.0, a**place - row) for a in acceptances) - one_pass
+    for place in range(max(map(len, gains), default=0)):
+        gain += sum(max(0.0, own[place] - row) for own in gains if place < len(own))
+        if place < most_passes:
+            gain -= one_pass
         if gain > best_gain:
-            best, best_gain = place, gain
-    return [_places(a, best, row) for a in acceptances]
-
-
-def _places(acceptance: float, most: int, row: float) -> int:
-    length = 0
-    while length < most and acceptance ** (length + 1) > row:
-        length += 1
-    return length
-
-
-def _expected(acceptance: float, length: int) -> float:
-    """Accepted tokens of a draft."""
-    return sum(acceptance**place for place in range(1, length + 1))
+            best, best_gain = place + 1, gain
+    return [sum(1 for tokens in own[:best] if tokens > row) for own in gains]

@@ -16,6 +16,7 @@ from ...kv_store.hashing import salted
 from ...kv_store.prefix_cache import PrefixCache
 from .config import EngineConfig
 from .draft_length import StepShape
+from .draft_tree import NO_DRAFT
 from .executor import Executor
 from .plan import SequenceResult, StepResult
 from .request import Request, Status
@@ -174,7 +175,7 @@ class Engine:
             answer = answers.get(request.id)
             if answer is not None and answer.prompt_logprobs and request.prompt_logprobs is not None:
                 request.prompt_logprobs += answer.prompt_logprobs
-            num_known = num_tokens - request.num_drafted
+            num_known = num_tokens - len(request.drafted)
             if request.num_computed + num_known == len(request.tokens):
                 deltas.append(self._receive(request, num_known, answer))
             else:
@@ -189,10 +190,10 @@ class Engine:
             end = request.end(self.config.eos_token_ids)
             if end is not None:
                 break
-        num_drafted, request.num_drafted = request.num_drafted, 0
+        drafted, request.drafted = request.drafted, NO_DRAFT
         num_accepted = max(0, len(sampled) - 1)
-        if self.speculator is not None and num_drafted:
-            self.speculator.verified(request, num_drafted, num_accepted)
+        if self.speculator is not None and drafted:
+            self.speculator.verified(request, drafted, sampled)
         # All that was sampled, but for the last one, was drafted and has been computed.
         self.scheduler.computed(request, num_known + min(num_accepted, len(request.tokens) - before))
         return end
@@ -201,7 +202,7 @@ class Engine:
         """Append what was sampled, and end the request if that ends it."""
         index, error = request.num_output, None
         end = self._append(request, num_known, answer.token_ids if answer is not None else [])
-        request.drafts = list(answer.draft_token_ids) if answer is not None else []
+        request.draft = NO_DRAFT if answer is None else answer.draft
         num_new = request.num_output - index
         if not num_new:
             end = request.end(self.config.eos_token_ids)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...cluster.ids import BlockId, RequestId
 from ...cluster.messages import TokenLogprob
 from ...cluster.sampling_params import SamplingParams
+from .draft_tree import NO_DRAFT, Draft
 
 BlockTables = tuple[list[BlockId], ...]
 """Per KV group, the block of each ``block_size`` tokens; NULL_BLOCK where the window has passed."""
@@ -37,9 +38,9 @@ class SequenceStep:
     If they reach the end of the sequence (``samples``) a token is sampled and the ranks append it themselves.
     ``new_blocks`` are appended to the block table of each group.
 
-    ``draft_token_ids`` are guesses of what follows the last known token, the last of the ``num_tokens``. Tokens are
-    sampled as far as the guesses are right, and one more: the ranks append those alone. After that they guess up to
-    ``num_drafts`` tokens for the next step.
+    ``draft`` are guesses of what follows the last known token, the last of the ``num_tokens``. Tokens are sampled as
+    far as guesses are right, and one more: the ranks append those alone. After that they guess up to ``num_drafts``
+    tokens for the next step. A tree comes behind one known token.
     """
 
     request_id: RequestId
@@ -47,7 +48,7 @@ class SequenceStep:
     num_tokens: int
     samples: bool
     new_blocks: BlockTables
-    draft_token_ids: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
     num_drafts: int = 0
 
 
@@ -80,7 +81,7 @@ class SequenceResult:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """For the prompt tokens at positions num_computed+1 … of this chunk (the first token of a prompt has none)."""
-    draft_token_ids: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
     """Guesses of what follows the sampled tokens."""
 
 

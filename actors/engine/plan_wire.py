@@ -6,7 +6,7 @@ checked one by one.
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ from ...cluster.messages import TokenLogprob
 from ...cluster.sampling_params import SamplingParams
 from ...kv_store.hashing import TOKEN_BYTES, pack_tokens
 from ...router.wire import WireError
+from .draft_tree import Draft
 from .plan import BlockTables, NewSequence, SequenceResult, SequenceStep, StepPlan, StepResult
 
 _T = TypeVar("_T")
@@ -89,23 +90,31 @@ def _delivery_from_wire(wire: list[Any]) -> Delivery:
 
 def _step_to_wire(step: SequenceStep) -> tuple[Any, ...]:
     wire = (step.request_id, step.num_computed, step.num_tokens, step.samples, step.new_blocks)
-    if not step.draft_token_ids and not step.num_drafts:
+    if not step.draft and not step.num_drafts:
         return wire
-    return (*wire, step.draft_token_ids, step.num_drafts)
+    return (*wire, step.num_drafts, *_draft_to_wire(step.draft))
 
 
 def _step_from_wire(fields: list[Any]) -> SequenceStep:
-    request_id, num_computed, num_tokens, samples, new_blocks, *drafts = fields
-    draft_token_ids, num_drafts = drafts or ((), 0)
+    request_id, num_computed, num_tokens, samples, new_blocks, *rest = fields
     return SequenceStep(
         request_id=request_id,
         num_computed=num_computed,
         num_tokens=num_tokens,
         samples=samples,
         new_blocks=tuple(new_blocks),
-        draft_token_ids=tuple(draft_token_ids),
-        num_drafts=num_drafts,
+        draft=_draft_from_wire(*rest[1:]),
+        num_drafts=rest[0] if rest else 0,
     )
+
+
+def _draft_to_wire(draft: Draft) -> tuple[tuple[int, ...], ...]:
+    """What there is of it."""
+    return tuple(part for part in (draft.token_ids, draft.parents) if part)
+
+
+def _draft_from_wire(token_ids: Sequence[int] = (), parents: Sequence[int] = ()) -> Draft:
+    return Draft(tuple(token_ids), tuple(parents))
 
 
 def _new_to_wire(new: NewSequence) -> list[Any]:
@@ -148,7 +157,7 @@ def _answer_to_wire(answer: SequenceResult) -> list[Any]:
         answer.token_ids,
         _logprobs_to_wire(answer.logprobs),
         _logprobs_to_wire(answer.prompt_logprobs),
-        answer.draft_token_ids or None,
+        *_draft_to_wire(answer.draft),
     ]
     while wire[-1] is None:
         wire.pop()
@@ -165,14 +174,14 @@ def _answer_from_wire(
     token_ids: list[int],
     logprobs: list[Any] | None = None,
     prompt: list[Any] | None = None,
-    drafts: list[int] | None = None,
+    *draft: list[int],
 ) -> SequenceResult:
     return SequenceResult(
         request_id=request_id,
         token_ids=token_ids,
         logprobs=_logprobs_from_wire(logprobs),
         prompt_logprobs=_logprobs_from_wire(prompt),
-        draft_token_ids=tuple(drafts or ()),
+        draft=_draft_from_wire(*draft),
     )
 
 

@@ -10,6 +10,7 @@ from ...cluster.sampling_params import SamplingParams
 from ...kv_store.hashing import TOKEN_BYTES, pack_tokens
 from ...kv_store.prefix_cache import KvLease
 from ...kv_store.radix import Node
+from .draft_tree import NO_DRAFT
 from .ngram import NgramIndex
 
 
@@ -30,7 +31,8 @@ class Request:
     __slots__ = (
         "acceptance",
         "cached_tokens",
-        "drafts",
+        "draft",
+        "drafted",
         "id",
         "known",
         "lease",
@@ -39,7 +41,6 @@ class Request:
         "ngrams",
         "node",
         "num_computed",
-        "num_drafted",
         "num_expected",
         "num_in_flight",
         "num_preemptions",
@@ -79,12 +80,12 @@ class Request:
         self.num_expected = len(self.tokens)
         self.num_in_flight = 0
         """Steps that have been submitted with it and have not landed."""
-        self.num_drafted = 0
-        """Tokens that the step in flight verifies."""
-        self.drafts: list[int] = []
+        self.drafted = NO_DRAFT
+        """What the step in flight verifies."""
+        self.draft = NO_DRAFT
         """Guesses, by the ranks, of what follows ``tokens``."""
         self.acceptance: float | None = None
-        """Share of its drafted tokens that are right, lately; None: not known."""
+        """How often its guesses are right, lately, as an ``Acceptance`` counts it; None: not known."""
         self.ngrams: NgramIndex | None = None
         self.num_preemptions = 0
         self.overtaken = 0
@@ -111,7 +112,7 @@ class Request:
         self.status = Status.WAITING
         self.num_preemptions += 1
         self.num_computed = self.num_scheduled = 0
-        self.drafts = []
+        self.draft = NO_DRAFT
         self.packed = pack_tokens(self.tokens)
         self.node = None
         if self.prompt_logprobs is not None:

@@ -18,6 +18,7 @@ from ...kv_store.block_pool import InvariantError
 from ...kv_store.prefix_cache import PrefixCache
 from ...kv_store.radix import Match
 from .config import EngineConfig
+from .draft_tree import NO_DRAFT, Draft
 from .plan import NewSequence, SequenceStep, StepPlan
 from .request import Request, Status
 from .speculation import Speculator
@@ -30,8 +31,8 @@ class Work:
 
     budget: int
     chunks: dict[Request, int] = field(default_factory=dict[Request, int])
-    drafts: dict[Request, list[int]] = field(default_factory=dict[Request, list[int]])
-    """Drafted tokens, which count among a request's chunk."""
+    drafts: dict[Request, Draft] = field(default_factory=dict[Request, Draft])
+    """Their tokens count among a request's chunk."""
     preempted: bool = False
 
 
@@ -99,7 +100,7 @@ class Scheduler:
         if not request.num_in_flight:
             return True
         if request.awaits_token:
-            waits = request.num_drafted or (self._speculator is not None and self._speculator.waits_for(request))
+            waits = bool(request.drafted) or (self._speculator is not None and self._speculator.waits_for(request))
             return self._chains and not waits and request.num_expected < request.max_tokens
         return request.num_scheduled < request.num_expected
 
@@ -129,12 +130,12 @@ class Scheduler:
         """Let decodes verify drafted tokens, with half of the budget that is left: prefills must go on too."""
         decodes = [request for request in work.chunks if not request.num_in_flight]
         spare = (work.budget - len(self.running) + len(work.chunks)) // 2
-        for request, drafts in speculator.drafts(decodes, len(work.chunks)).items():
+        for request, draft in speculator.drafts(decodes, len(work.chunks)).items():
             length = len(request.tokens)
-            wanted = min(len(drafts), spare, request.max_tokens - length - 1)
+            wanted = min(len(draft), spare, request.max_tokens - length - 1)
             count = min(wanted, self._room_ahead(request, length + wanted) - length)
             if count > 0:
-                work.drafts[request] = drafts[:count]
+                work.drafts[request] = draft.first(count)
                 work.chunks[request] += count
                 work.budget -= count
                 spare -= count
@@ -154,7 +155,7 @@ class Scheduler:
         sampling = [request for request in work.chunks if self._samples(request, work) and not request.num_in_flight]
         asked: dict[Request, int] = {}
         for request, wanted in self._speculator.lengths(sampling, len(sampling)).items():
-            longest = len(request.tokens) + len(work.drafts.get(request, ())) + 1
+            longest = len(request.tokens) + len(work.drafts.get(request, NO_DRAFT)) + 1
             count = min(wanted, request.max_tokens - len(request.tokens) - 2)
             if count > 0:
                 # Less room does no harm: the ranks draft what they have pages for.
@@ -163,7 +164,7 @@ class Scheduler:
         return asked
 
     def _samples(self, request: Request, work: Work) -> bool:
-        end = request.num_scheduled + work.chunks[request] - len(work.drafts.get(request, ()))
+        end = request.num_scheduled + work.chunks[request] - len(work.drafts.get(request, NO_DRAFT))
         return end == request.num_expected and end < request.max_tokens
 
     def _preempt(self, request: Request, work: Work) -> None:
@@ -257,10 +258,11 @@ class Scheduler:
                 new.append(_new_sequence(request, lease.tables))
             elif request.num_sent_blocks > sent:
                 blocks = tuple(table[sent:] for table in lease.tables)
-            drafts, samples, start = work.drafts.get(request, ()), self._samples(request, work), request.num_scheduled
+            draft, samples = work.drafts.get(request, NO_DRAFT), self._samples(request, work)
+            start = request.num_scheduled
             request.num_in_flight += 1
-            request.num_drafted = len(drafts)
-            request.num_scheduled += chunk - len(drafts)
+            request.drafted = draft
+            request.num_scheduled += chunk - len(draft)
             request.num_expected += samples
             sequences.append(
                 SequenceStep(
@@ -269,7 +271,7 @@ class Scheduler:
                     num_tokens=chunk,
                     samples=samples,
                     new_blocks=blocks,
-                    draft_token_ids=tuple(drafts),
+                    draft=draft,
                     num_drafts=asked.get(request, 0),
                 )
             )

@@ -3,27 +3,26 @@
 A draft is a guess of the tokens after a sequence's last one. The step that computes the last one computes the drafted
 ones behind it too; as far as they are what the model would have sampled, one step has brought several tokens. Drafts
 are lists of tokens in a plan, wherever they come from: the engine looks them up in the sequence (ngram), or the ranks
-make them after a step and send them with its result. A tree of drafts (Medusa) would be a list of tokens too, with the
-place of each one's parent beside it.
+make them after a step and send them with its result. See ``draft_tree`` for the form of a draft.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...cluster.speculative_config import SpeculativeConfig
+from .acceptance import Acceptance, ChainAcceptance, TreeAcceptance
 from .draft_length import StepSeconds, StepShape, draft_lengths
+from .draft_tree import Draft
 from .ngram import NgramIndex
 from .plan import StepPlan
 from .request import Request
 
-HOPE = 0.7
-"""Acceptance that is assumed before any was measured, and slowly again while nothing is drafted."""
-_MEMORY = 0.1
-_RECOVERY = 0.02
 _DOUBT = 0.03
 """Of step times each time that they forbid drafts: a bad measurement must not forbid them for ever."""
 REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
+_MOST_PASSES = {"ngram": 0, "medusa": 1}
+"""Passes of drafting layers for a draft of any length. By default one for each token."""
 
 
 @dataclass(slots=True)
@@ -53,7 +52,10 @@ class Speculator:
         self.config = config
         self.counts = DraftCounts()
         self._seconds = StepSeconds()
-        self._acceptance = HOPE
+        self._most_passes = _MOST_PASSES.get(config.method, config.num_speculative_tokens)
+        self._acceptance: Acceptance = (
+            TreeAcceptance(config.num_speculative_tokens) if config.method == "medusa" else ChainAcceptance()
+        )
         self._rest = 0
         self._patience = REST_STEPS[0]
         self._trust = 1.0
@@ -64,16 +66,16 @@ class Speculator:
         """Whether a request's next step should see what the one before sampled, for there may be a draft."""
         return request.params.speculative and not self._rest
 
-    def drafts(self, requests: Sequence[Request], rows: int) -> dict[Request, list[int]]:
-        """Drafted tokens for those of the requests that have some. ``rows`` decodes are in the step."""
+    def drafts(self, requests: Sequence[Request], rows: int) -> dict[Request, Draft]:
+        """Drafts for those of the requests that have some. ``rows`` decodes are in the step."""
         if self.config.drafts_on_ranks:
-            return {request: request.drafts for request in requests if request.drafts}
+            return {request: request.draft for request in requests if request.draft}
         if self._rest:
             return {}
         found = {request: self._look_up(request) for request in requests if request.params.speculative}
-        found = {request: drafts for request, drafts in found.items() if drafts}
+        found = {request: draft for request, draft in found.items() if draft}
         lengths = self._lengths(list(found), rows)
-        return {request: drafts[:length] for (request, drafts), length in zip(found.items(), lengths, strict=True)}
+        return {request: draft.first(length) for (request, draft), length in zip(found.items(), lengths, strict=True)}
 
     def lengths(self, requests: Sequence[Request], rows: int) -> dict[Request, int]:
         """Tokens that the ranks shall draft after the step, for the next one, which will have ``rows`` decodes."""
@@ -89,9 +91,9 @@ class Speculator:
         if not self._seconds.is_known:
             return [0] * len(requests)
         most = min(most, self._longest)
-        acceptances = [self._acceptance_of(request) for request in requests]
-        costs, by_passes = self._seconds.costs(rows, self._trust), self.config.drafts_on_ranks
-        lengths = draft_lengths(acceptances, rows, most, costs, by_passes=by_passes)
+        gains = [self._acceptance.gains(request, most) for request in requests]
+        costs = self._seconds.costs(rows, self._trust)
+        lengths = draft_lengths(gains, rows, costs, most_passes=self._most_passes)
         self._longest = max(self._longest, 2 * max(lengths))
         if any(lengths):
             self._patience, self._trust = max(REST_STEPS[0], self._patience - REST_STEPS[0]), 1.0
@@ -100,32 +102,26 @@ class Speculator:
             self._trust *= 1.0 - _DOUBT
         for request, length in zip(requests, lengths, strict=True):
             if not length:
-                request.acceptance = _moved(self._acceptance_of(request), self._acceptance, _RECOVERY)
+                self._acceptance.pass_over(request)
         return lengths
 
-    def _acceptance_of(self, request: Request) -> float:
-        return self._acceptance if request.acceptance is None else request.acceptance
-
-    def _look_up(self, request: Request) -> list[int]:
+    def _look_up(self, request: Request) -> Draft:
         if request.ngrams is None:
             request.ngrams = NgramIndex(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
-        return request.ngrams.continuation(request.tokens, self.config.num_speculative_tokens)
+        return Draft(tuple(request.ngrams.continuation(request.tokens, self.config.num_speculative_tokens)))
 
-    def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """A draft of ``num_drafted`` tokens was right up to ``num_accepted``."""
-        self.counts.add(num_drafted, num_accepted)
-        mine = self._acceptance_of(request)
-        for place in range(min(num_accepted + 1, num_drafted)):
-            outcome = float(place < num_accepted)
-            mine = _moved(mine, outcome, _MEMORY)
-            self._acceptance = _moved(self._acceptance, outcome, _MEMORY / 20)
-        request.acceptance = mine
+    def verified(self, request: Request, draft: Draft, sampled: Sequence[int]) -> None:
+        """A step that verified a draft brought these tokens."""
+        nodes = draft.path(sampled)
+        self.counts.add(len(draft), len(nodes))
+        self._acceptance.learn(request, draft, nodes)
 
     def shape(self, plan: StepPlan) -> StepShape | None:
         """Of a step of decodes; None for others, whose time says little."""
-        if any(step.num_tokens - len(step.draft_token_ids) > 1 for step in plan.sequences):
+        if any(step.num_tokens - len(step.draft) > 1 for step in plan.sequences):
             return None
-        return StepShape(plan.num_tokens, max(step.num_drafts for step in plan.sequences))
+        passes = min(max(step.num_drafts for step in plan.sequences), self._most_passes)
+        return StepShape(plan.num_tokens, passes)
 
     def stepped(self, shape: StepShape | None, seconds: float) -> None:
         """A step is done."""
@@ -133,8 +129,4 @@ class Speculator:
             self._seconds.record(shape, seconds)
         if self._rest:
             self._rest -= 1
-            self._acceptance = _moved(self._acceptance, HOPE, _RECOVERY / 4)
-
-
-def _moved(value: float, towards: float, share: float) -> float:
-    return value + share * (towards - value)
+            self._acceptance.rest()

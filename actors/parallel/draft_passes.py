@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ...cluster.ids import RequestId
+from ..engine.draft_tree import Draft
 from ..engine.plan import StepPlan
 from ..runner.draft_layers import LayerSkip
 from ..runner.drafting import Drafter
@@ -108,7 +109,7 @@ class LeadingDrafter:
         """See ``Drafts``."""
         self._drafter.begin(table, plan)
 
-    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
+    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, Draft]:
         """See ``Drafts``."""
         count = self._passes.count(plan)
         drafts = self._drafter.draft(table, plan)
@@ -126,7 +127,7 @@ class FollowingDrafter:
     def begin(self, table: SequenceTable, plan: StepPlan) -> None:
         """See ``Drafts``."""
 
-    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
+    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, Draft]:
         """See ``Drafts``."""
         states = [table[request_id] for request_id in _asked(plan)]
         for _ in range(self._passes.count(plan)):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..engine.draft_tree import Draft, ancestor_masks, depths
 from ..engine.plan import StepPlan
 from .arrays import Int32s, Int64s
 from .sequences import SequenceState, SequenceTable
@@ -26,7 +27,7 @@ class Batch:
     token_ids: Int64s
     """[T]"""
     positions: Int64s
-    """[T]"""
+    """[T]: where each token stands in the text."""
     cu_seqlens_q: Int32s
     """[B + 1]: where each sequence's tokens start."""
     seqused_k: Int32s
@@ -35,8 +36,10 @@ class Batch:
     states: list[SequenceState]
     samples: list[bool]
     """Per sequence, whether its last token's logits are sampled from."""
-    drafts: list[tuple[int, ...]]
+    drafts: list[Draft]
     """Per sequence, the tokens at its end that are guesses."""
+    tree_mask: Int64s | None
+    """[T], see ``AttentionMetadata``; None where there is no tree."""
 
     @property
     def max_seqlen_q(self) -> int:
@@ -54,10 +57,10 @@ class Batch:
         return any(self.drafts)
 
     @property
-    def verified(self) -> list[tuple[SequenceState, tuple[int, ...]]]:
+    def verified(self) -> list[tuple[SequenceState, Draft]]:
         """The sequences that sample, in order, with their guesses."""
         rows = zip(self.states, self.drafts, self.samples, strict=True)
-        return [(state, drafts) for state, drafts, samples in rows if samples]
+        return [(state, draft) for state, draft, samples in rows if samples]
 
     @property
     def sampled(self) -> list[SequenceState]:
@@ -70,7 +73,7 @@ class Batch:
         ends = self.cu_seqlens_q[1:][self.samples].astype(np.int64)
         if not self.verifies:
             return ends - 1
-        counts = [1 + len(drafts) for _, drafts in self.verified]
+        counts = [1 + len(draft) for _, draft in self.verified]
         return np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
 
 
@@ -82,8 +85,10 @@ def apply_diff(table: SequenceTable, plan: StepPlan) -> None:
     for step in plan.sequences:
         if step.new_blocks and step.new_blocks[0]:
             table.extend(step.request_id, step.new_blocks)
-        if step.draft_token_ids:
-            table.note(table[step.request_id], 0, step.draft_token_ids)
+        state = table[step.request_id]
+        state.draft = step.draft
+        if step.draft:
+            table.note(state, 0, step.draft.token_ids)
 
 
 def only_decodes(plan: StepPlan) -> bool:
@@ -99,12 +104,13 @@ def pack(table: SequenceTable, plan: StepPlan, block_size: int) -> Batch:
     rows = np.array([state.row for state in states], np.int64)
     ends = np.cumsum(lengths)
     token_rows = np.repeat(rows, lengths)
-    positions = np.arange(ends[-1]) + np.repeat(computed - ends + lengths, lengths)
+    cells = np.arange(ends[-1]) + np.repeat(computed - ends + lengths, lengths)
     seqused_k = computed + lengths
     num_blocks = -(-int(seqused_k.max()) // block_size)
-    columns, offsets = np.divmod(positions, block_size)
+    columns, offsets = np.divmod(cells, block_size)
+    positions, tree_mask = _with_trees(plan, cells)
     return Batch(
-        token_ids=table.tokens.cells[token_rows, positions].astype(np.int64),
+        token_ids=table.tokens.cells[token_rows, cells].astype(np.int64),
         positions=positions,
         cu_seqlens_q=np.concatenate(([0], ends)).astype(np.int32),
         seqused_k=seqused_k.astype(np.int32),
@@ -117,5 +123,20 @@ def pack(table: SequenceTable, plan: StepPlan, block_size: int) -> Batch:
         ),
         states=states,
         samples=[step.samples for step in plan.sequences],
-        drafts=[step.draft_token_ids for step in plan.sequences],
+        drafts=[step.draft for step in plan.sequences],
+        tree_mask=tree_mask,
     )
+
+
+def _with_trees(plan: StepPlan, cells: Int64s) -> tuple[Int64s, Int64s | None]:
+    """(positions, mask) of tokens in cells: a node stands behind its ancestors, not behind those of other branches."""
+    if not any(step.draft.parents for step in plan.sequences):
+        return cells, None
+    positions, mask, start = cells.copy(), np.zeros_like(cells), 0
+    for step in plan.sequences:
+        end, parents = start + step.num_tokens, step.draft.parents
+        if parents:
+            positions[start + 1 : end] = cells[start] + np.array(depths(parents))
+            mask[start:end] = ancestor_masks(parents)
+        start = end
+    return positions, mask

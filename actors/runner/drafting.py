@@ -6,11 +6,12 @@ from stay here, with the sequence.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from ...cluster.ids import RequestId
+from ..engine.draft_tree import Draft
 from ..engine.plan import StepPlan
 from .arrays import to_device
 from .choice import Choice, draw_weights
@@ -42,10 +43,22 @@ class Drafts(Protocol):
         """A plan that has been applied to the table is about to run."""
         ...
 
-    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
+    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, Draft]:
         """After the step: guesses for the sequences that the plan asks them for, as many as have pages.
 
         On ranks that do not sample there are none.
+        """
+        ...
+
+
+@runtime_checkable
+class HiddenReader(Protocol):
+    """Guesses from what the model's layers have made of a sequence."""
+
+    def read(self, hidden: torch.Tensor) -> None:
+        """After a step, before ``draft``: hidden states [S, hidden] behind the final norm.
+
+        Those that the last token of each sequence which samples was sampled from, in the plan's order.
         """
         ...
 
@@ -67,7 +80,7 @@ class Drafter:
         """See ``Drafts``."""
         self._layers.begin(table, plan)
 
-    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, tuple[int, ...]]:
+    def draft(self, table: SequenceTable, plan: StepPlan) -> dict[RequestId, Draft]:
         """See ``Drafts``."""
         wanted: dict[SequenceState, int] = {}
         for step in plan.sequences:
@@ -92,7 +105,7 @@ class Drafter:
         for state, rows in weights.items():
             state.draft_weights = torch.stack(rows) if rows else None
         return {
-            state.request_id: tuple(table.history(state, count)[state.num_tokens :].tolist())
+            state.request_id: Draft(tuple(table.history(state, count)[state.num_tokens :].tolist()))
             for state, count in wanted.items()
             if count > 0
         }

@@ -14,18 +14,20 @@ from ...cluster.messages import TokenLogprob
 from ..attention.flash_backend import FlashAttention
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory, KvType
+from ..engine.draft_tree import NO_DRAFT
 from ..engine.plan import SequenceResult, StepPlan, StepResult
 from ..models.decoder import Decoder
+from .accepted_path import settle
 from .batch import Batch, apply_diff, only_decodes, pack
 from .choice import choice_for
 from .cuda_graphs import CudaRecorder, DecodeGraphs, graph_sizes
 from .decode import DecodeBatch, EagerDecodes
-from .drafting import Drafts
+from .drafting import Drafts, HiddenReader
 from .logprobs import logprobs
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
 from .sequences import SequenceState, SequenceTable
-from .verify import VerifyingChoice, drafted_rows, num_accepted
+from .verify import VerifyingChoice, drafted_rows
 
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at a time: a chunk's would take gigabytes."""
@@ -83,7 +85,8 @@ class ModelRunner:
         # What reads lengths or counts on the host (torch's attention, quantised KV, experts), or hops, no recording can
         # repeat.
         can_record = isinstance(decoder.backend, FlashAttention) and self._kv.open is None
-        records = can_record and forward is None and spec.moe is None
+        reads_hidden = isinstance(self._drafter, HiddenReader)
+        records = can_record and forward is None and spec.moe is None and not reads_hidden
         self._decodes = self._graphs(eager, max_num_seqs) if records else eager
         self._plans: deque[StepPlan] = deque()
 
@@ -107,7 +110,13 @@ class ModelRunner:
 
     def learn(self, sampled: Iterable[tuple[RequestId, list[int]]]) -> None:
         """Before the next plan: what another rank has sampled."""
+        sampled = list(sampled)
+        known = [(state, ids) for request_id, ids in sampled if (state := self._sequences.get(request_id)) is not None]
+        self._settle((state, state.draft.path(token_ids)) for state, token_ids in known)
         self._sequences.learn(sampled)
+
+    def _settle(self, accepted: Iterable[tuple[SequenceState, list[int]]]) -> None:
+        settle(accepted, self._sequences, self._kv, self.decoder.backend)
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[SequenceResult]:
@@ -124,7 +133,7 @@ class ModelRunner:
         drafts = drafter.draft(self._sequences, plan)
         if not drafts:
             return results
-        return [replace(result, draft_token_ids=drafts.get(result.request_id, ())) for result in results]
+        return [replace(result, draft=drafts.get(result.request_id, NO_DRAFT)) for result in results]
 
     def _decode(self, plan: StepPlan) -> list[SequenceResult]:
         """Every sequence computes one token and samples the next."""
@@ -150,7 +159,11 @@ class ModelRunner:
     def _logits(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor | None:
         metadata = batch.metadata(max_seqlen_k)
         hidden = self._run_layers(batch.token_ids, batch.positions, metadata)
-        return None if hidden is None else self.decoder.logits(hidden)
+        if hidden is None:
+            return None
+        if isinstance(self._drafter, HiddenReader):
+            self._drafter.read(hidden)
+        return self.decoder.logits(hidden)
 
     def _decode_batch(self, size: int) -> DecodeBatch:
         return DecodeBatch(size, len(self.layout.groups), self.layout.block_size, self.decoder.device)
@@ -171,16 +184,24 @@ class ModelRunner:
         prompt = self._prompt_logprobs(batch, hidden)
         states, sampled = batch.sampled, dict[RequestId, Sampled]()
         if states:
-            logits = self.decoder.logits(hidden[self._tensor(batch.sampled_rows)])
+            hidden = hidden[self._tensor(batch.sampled_rows)]
+            logits = self.decoder.logits(hidden)
             if logits is None:
                 return []
-            runs = self._verify(batch, logits) if batch.verifies else _single(self._sample(states, logits))
+            if batch.verifies:
+                runs, rows = self._verify(batch, logits)
+                hidden = hidden[self._tensor(np.array(rows))]
+            else:
+                runs = _single(self._sample(states, logits))
+            if isinstance(self._drafter, HiddenReader):
+                self._drafter.read(hidden)
             sampled = dict(zip((state.request_id for state in states), runs, strict=True))
         return [_result(state, sampled.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
 
     def _metadata(self, batch: Batch) -> tuple[AttentionMetadata, ...]:
         cu_seqlens_q, seqused_k = self._tensor(batch.cu_seqlens_q), self._tensor(batch.seqused_k)
         max_seqlen_q, max_seqlen_k = batch.max_seqlen_q, batch.max_seqlen_k
+        tree_mask = None if batch.tree_mask is None else self._tensor(batch.tree_mask)
         return tuple(
             AttentionMetadata(
                 cu_seqlens_q,
@@ -189,6 +210,7 @@ class ModelRunner:
                 self._tensor(group.slot_mapping),
                 max_seqlen_q,
                 max_seqlen_k,
+                tree_mask,
             )
             for group in batch.groups
         )
@@ -204,21 +226,30 @@ class ModelRunner:
         self._sequences.append(states, sampled.token_ids)
         return sampled
 
-    def _verify(self, batch: Batch, logits: torch.Tensor) -> Iterable[Sampled]:
-        """For each sequence the tokens that stand and one more, appended to it."""
+    def _verify(self, batch: Batch, logits: torch.Tensor) -> tuple[list[Sampled], list[int]]:
+        """For each sequence the tokens that stand and one more, appended to it, and the row of logits of the last."""
         verified, history = batch.verified, self._sequences.history
         if all(state.is_plain for state, _ in verified):
             sampled = self._sampler.greedy(logits)
         else:
-            rows = [row for state, drafts in verified for row in drafted_rows(state, drafts, history)]
+            rows = [row for state, draft in verified for row in drafted_rows(state, draft, history)]
             sampled = self._sampler.sample(logits, rows, self._verifying)
+        accepted: list[tuple[SequenceState, list[int]]] = []
+        runs: list[Sampled] = []
+        last_rows: list[int] = []
         start = 0
-        for state, drafts in verified:
-            end = start + num_accepted(drafts, sampled.token_ids[start:]) + 1
-            self._sequences.extend_by(state, sampled.token_ids[start:end])
+        for state, draft in verified:
+            nodes = draft.standing(sampled.token_ids[start : start + len(draft) + 1])
+            stands = [start, *(start + 1 + node for node in nodes)]
+            accepted.append((state, nodes))
+            runs.append(Sampled([sampled.token_ids[row] for row in stands], [sampled.logprobs[row] for row in stands]))
+            last_rows.append(stands[-1])
+            start += len(draft) + 1
+        self._settle(accepted)
+        for (state, _), run in zip(accepted, runs, strict=True):
+            self._sequences.extend_by(state, run.token_ids)
             state.draft_weights = None
-            yield Sampled(sampled.token_ids[start:end], sampled.logprobs[start:end])
-            start += len(drafts) + 1
+        return runs, last_rows
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[RequestId, list[TokenLogprob]]:
         found: dict[RequestId, list[TokenLogprob]] = {}

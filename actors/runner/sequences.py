@@ -8,6 +8,7 @@ import torch
 
 from ...cluster.ids import BlockId, RequestId
 from ...cluster.sampling_params import SamplingParams
+from ..engine.draft_tree import NO_DRAFT, Draft
 from ..engine.plan import BlockTables, NewSequence
 from .arrays import Int32s
 from .rows import is_plain
@@ -29,6 +30,8 @@ class SequenceState:
     """Whether the likeliest token is all that is asked for."""
     num_blocks: int = 0
     """Per KV group."""
+    draft: Draft = NO_DRAFT
+    """What the last plan lets it verify."""
     draft_weights: torch.Tensor | None = None
     """[places, vocab]: what its guesses were drawn from, where they were drawn."""
 
@@ -72,6 +75,10 @@ class SequenceTable:
 
     def __getitem__(self, request_id: RequestId) -> SequenceState:
         return self._states[request_id]
+
+    def get(self, request_id: RequestId) -> SequenceState | None:
+        """None: dropped meanwhile, or not of this rank."""
+        return self._states.get(request_id)
 
     def add(self, new: NewSequence) -> None:
         """Take in a sequence; one of the same id must have been dropped before."""
@@ -129,9 +136,8 @@ class SequenceTable:
         """Append what another rank has sampled; unknown ids are ignored: dropped meanwhile, or not of this rank."""
         for request_id, token_ids in sampled:
             state = self._states.get(request_id)
-            if state is None:
-                continue
-            self.extend_by(state, token_ids)
+            if state is not None:
+                self.extend_by(state, token_ids)
 
     def drop(self, request_ids: Iterable[RequestId]) -> None:
         """Forget sequences; unknown ids are ignored."""

@@ -10,14 +10,20 @@ Drafts drawn from a distribution q are accepted more often by a test: keep the d
 draw from the normalised (p - q)+, which never gives the draft (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
 2302.01318). The choice is distributed as p all the same. Tests and draws are by counters (see ``draw``), and a place
 that is drafted again after another prefix may use its numbers again: no earlier decision depended on them.
+
+In a tree each node is a row that is chosen as if its branch had been sampled; from the root on, what is chosen at a
+node is looked for among its children. All nodes of one depth draw with the number of that place, and only the one on
+the path counts. Guesses of a tree are certain, so there is no test that would accept more.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
 import torch
 
+from ..engine.draft_tree import ROOT, Draft
 from .arrays import Int32s, to_device
 from .choice import Choice, draw_weights
 from .draw import Stream, draw, uniform
@@ -35,29 +41,39 @@ class DraftedRow(SamplingRow):
 
 
 def drafted_rows(
-    state: SequenceState, drafts: Sequence[int], history: Callable[[SequenceState, int], Int32s]
+    state: SequenceState, draft: Draft, history: Callable[[SequenceState, int], Int32s]
 ) -> list[DraftedRow]:
-    """One for each draft, and one behind them all."""
-    weights = [None] * len(drafts) if state.draft_weights is None else state.draft_weights
+    """One for the last known token, and one for each node."""
+    if draft.parents:
+        return _tree_rows(state, draft, history(state, 0))
+    token_ids = draft.token_ids
+    weights = [None] * len(draft) if state.draft_weights is None else state.draft_weights
     return [
         DraftedRow(
             params=state.params,
             seed=state.seed,
             num_prompt=state.num_prompt,
             token_ids=history(state, place),
-            draft=drafts[place] if place < len(drafts) else None,
-            weights=weights[place] if place < len(drafts) else None,
+            draft=token_ids[place] if place < len(draft) else None,
+            weights=weights[place] if place < len(draft) else None,
         )
-        for place in range(len(drafts) + 1)
+        for place in range(len(draft) + 1)
     ]
 
 
-def num_accepted(drafts: Sequence[int], chosen: Sequence[int]) -> int:
-    """Drafts that stand."""
-    for place, (draft, token_id) in enumerate(zip(drafts, chosen, strict=False)):
-        if draft != token_id:
-            return place
-    return len(drafts)
+def _tree_rows(state: SequenceState, draft: Draft, known: Int32s) -> list[DraftedRow]:
+    """Each node's history is its branch; of its children the first is the one that may be typical."""
+    first_children = dict(reversed([*zip(draft.parents, draft.token_ids, strict=True)]))
+    return [
+        DraftedRow(
+            params=state.params,
+            seed=state.seed,
+            num_prompt=state.num_prompt,
+            token_ids=np.concatenate((known, np.array(draft.branch(node), np.int32))),
+            draft=first_children.get(node),
+        )
+        for node in range(ROOT, len(draft))
+    ]
 
 
 class VerifyingChoice:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from warmroot.actors.engine.config import EngineConfig
+from warmroot.actors.engine.draft_tree import Draft
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.engine.plan import NewSequence, SequenceResult, SequenceStep, StepPlan, StepResult
 from warmroot.cluster.ids import NULL_BLOCK, BlockHash, RequestId
@@ -104,7 +105,7 @@ class ScriptedExecutor:
         assert len({step.request_id for step in plan.sequences}) == len(plan.sequences)
         written: set[tuple[int, int]] = set()
         for step in plan.sequences:
-            for token_id in step.draft_token_ids:
+            for token_id in step.draft.token_ids:
                 self.sequences[step.request_id].append(token_id)
             self._write(step, written)
         for step in plan.sequences:
@@ -170,14 +171,14 @@ class ScriptedExecutor:
         sampled: list[int] = []
         if step.samples:
             assert sequence.num_computed == len(sequence.tokens)
-            sampled = self._verify(sequence, step.draft_token_ids)
+            sampled = self._verify(sequence, step.draft.token_ids)
         else:
-            assert not step.draft_token_ids and not step.num_drafts
+            assert not step.draft and not step.num_drafts
         return SequenceResult(
             request_id=step.request_id,
             token_ids=sampled,
             prompt_logprobs=logprobs,
-            draft_token_ids=self._guess(sequence, step.num_drafts),
+            draft=Draft(self._guess(sequence, step.num_drafts)),
         )
 
     def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> list[int]:

@@ -125,7 +125,7 @@ def test_speculation_is_a_mapping_or_a_text_with_one(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "ngrams"}, "method: 'ngrams' is not one of ngram, draft_model, layer_skip; did you mean ngram?"),
+        ({"method": "ngrams"}, "method: 'ngrams' is not one of ngram, draft_model, layer_skip, medusa; did you mean ngram?"),
         ({"method": "ngram", "num_speculative_token": 3}, None),
         ({"num_speculative_tokens": 3}, "method: missing"),
         ({"method": "draft_model"}, "draft_model needs a model"),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmroot.actors.engine.draft_tree import Draft
 from warmroot.actors.engine.plan import NewSequence, SequenceResult, SequenceStep, StepPlan, StepResult
 from warmroot.actors.engine.plan_wire import (
     Delivery,
@@ -45,7 +46,8 @@ new_sequences = st.builds(
     num_computed=counts,
     block_tables=tables,
 )
-drafts = st.lists(counts, max_size=4).map(tuple)
+guesses = st.lists(counts, max_size=4).map(tuple)
+drafts = guesses.map(Draft) | guesses.map(lambda ids: Draft(ids, tuple(place // 2 - 1 for place in range(len(ids)))))
 steps = st.builds(
     SequenceStep,
     request_id=ids,
@@ -53,7 +55,7 @@ steps = st.builds(
     num_tokens=counts,
     samples=st.booleans(),
     new_blocks=tables,
-    draft_token_ids=drafts,
+    draft=drafts,
     num_drafts=st.integers(0, 8),
 )
 plans = st.builds(
@@ -72,7 +74,7 @@ answers = st.builds(
     token_ids=tokens,
     logprobs=st.none() | st.lists(logprobs, max_size=2),
     prompt_logprobs=st.none() | st.lists(logprobs, max_size=2),
-    draft_token_ids=drafts,
+    draft=drafts,
 )
 results = st.builds(
     StepResult, step=st.integers(0, 2**62), sequences=st.lists(answers, max_size=4), error=st.none() | st.text()

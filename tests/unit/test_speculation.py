@@ -79,8 +79,8 @@ def test_a_request_can_do_without():
     h.add("b", PROMPT[::-1], max_tokens=12)
     h.run()
     steps = [step for plan in h.executor.plans for step in plan.sequences]
-    assert not any(step.draft_token_ids or step.num_drafts for step in steps if step.request_id == "a")
-    assert any(step.draft_token_ids for step in steps if step.request_id == "b")
+    assert not any(step.draft or step.num_drafts for step in steps if step.request_id == "a")
+    assert any(step.draft for step in steps if step.request_id == "b")
     assert h.output("a") == OUTPUT[:12]
 
 
@@ -128,17 +128,29 @@ def test_a_long_prompt_is_indexed_over_several_calls():
     assert [index.continuation(tokens, 2) for _ in range(3)] == [[], [], [length - 8, length - 7]]
 
 
+def chains(*acceptances: float, most: int) -> list[list[float]]:
+    return [[acceptance**place for place in range(1, most + 1)] for acceptance in acceptances]
+
+
 def test_lengths_follow_what_rows_cost():
     free, dear, mixed = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (1.0, 0.25, 0.0)
-    assert draft_lengths([0.9, 0.1], 2, 4, free, by_passes=False) == [4, 4]
-    assert draft_lengths([0.9, 0.1], 2, 4, dear, by_passes=False) == [0, 0]
+    assert draft_lengths(chains(0.9, 0.1, most=4), 2, free, most_passes=0) == [4, 4]
+    assert draft_lengths(chains(0.9, 0.1, most=4), 2, dear, most_passes=0) == [0, 0]
     # One stream makes 0.8 tokens/s: a second row takes 0.25 s, in which that is 0.2 of a token; with longer drafts 0.3.
-    assert draft_lengths([0.6], 1, 8, mixed, by_passes=False) == [2]
-    likely, unlikely = draft_lengths([0.9, 0.1], 2, 8, mixed, by_passes=False)
+    assert draft_lengths(chains(0.6, most=8), 1, mixed, most_passes=0) == [2]
+    likely, unlikely = draft_lengths(chains(0.9, 0.1, most=8), 2, mixed, most_passes=0)
     assert likely > 2 and unlikely == 0
     # A pass of the drafting layers that costs as much as the step brings nothing.
-    assert draft_lengths([0.9], 1, 4, (1.0, 0.0, 1.0), by_passes=True) == [0]
-    assert draft_lengths([0.9], 1, 4, (1.0, 0.0, 0.01), by_passes=True) == [4]
+    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 1.0), most_passes=4) == [0]
+    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 0.01), most_passes=4) == [4]
+
+
+def test_a_tree_takes_one_pass_and_as_many_nodes_as_pay():
+    nodes = [0.6, 0.3, 0.2, 0.1, 0.05]
+    assert draft_lengths([nodes], 1, (1.0, 0.0, 0.3), most_passes=1) == [5]
+    assert draft_lengths([nodes], 1, (1.0, 0.0, 2.0), most_passes=1) == [0]
+    # With three nodes a step makes 2.1 tokens in 1.4 s, so a row of 0.1 s is worth 0.15 of a token.
+    assert draft_lengths([nodes], 1, (1.0, 0.1, 0.0), most_passes=1) == [3]
 
 
 def test_step_seconds_are_learnt():
@@ -178,10 +190,13 @@ def test_adaptive_drafting_stops_where_rows_cost_in_full():
     ("keys", "message"),
     [
         ({"method": "draft_model"}, "draft_model needs a model"),
-        ({"method": "ngram", "model": "x"}, "model is for draft_model, not for ngram"),
+        ({"method": "ngram", "model": "x"}, "model is for draft_model and medusa, not for ngram"),
+        ({"method": "medusa"}, "medusa needs a model"),
+        ({"method": "ngram", "tree": [2]}, "tree is for medusa, not for ngram"),
+        ({"method": "medusa", "model": "x", "tree": [2, 0]}, "greater than or equal to 1"),
         ({"method": "ngram", "num_layers": 2}, "num_layers is for layer_skip, not for ngram"),
         ({"method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min must not exceed prompt_lookup_max"),
-        ({"method": "eagle"}, "Input should be 'ngram', 'draft_model' or 'layer_skip'"),
+        ({"method": "eagle"}, "Input should be 'ngram', 'draft_model', 'layer_skip' or 'medusa'"),
         ({"method": "ngram", "gamma": 2}, "Extra inputs are not permitted"),
     ],
 )

@@ -11,7 +11,7 @@ from warmroot.actors.attention.latent import TorchLatentAttention
 from warmroot.actors.attention.native_backend import NativeAttention
 from warmroot.actors.attention.native_latent import NativeLatentAttention
 from warmroot.actors.attention.torch_backend import TorchAttention
-from warmroot.actors.engine.draft_tree import ancestor_masks, depths
+from warmroot.actors.engine.draft_tree import ancestor_masks
 from warmroot.actors.kernels.library import runnable
 
 SCALE = 0.2
@@ -145,8 +145,3 @@ def test_latents(name):
     latent.move((cache,), (cache.new_empty(len(cache), 16, 0),), torch.tensor([20, 40]), torch.tensor([18, 19]))
     now = cache.flatten(0, 1)
     assert torch.equal(now[[18, 19]], was[[20, 40]]) and torch.equal(now[20:], was[20:])
-
-
-def test_masks_and_depths():
-    assert ancestor_masks((-1, -1, 0, 2)) == [0b1, 0b11, 0b101, 0b1011, 0b11011]
-    assert depths((-1, -1, 0, 2)) == [1, 1, 2, 3]
