@@ -14,6 +14,7 @@ from ...cluster.kv_layout import KvLayout
 from ...cluster.speculative_config import SpeculativeConfig
 from ..attention.kv_memory import KvMemory, KvType
 from ..models.decoder import Decoder
+from ..models.draft_head import load_draft_model
 from ..models.loader import load_model
 from ..runner.drafting import Drafts
 from ..runner.load_drafter import default_layers, drafter_of, drafter_over, skipped_layers
@@ -28,7 +29,7 @@ def load_draft(config: GangConfig, shard: Shard, device: torch.device) -> Decode
     if speculation is None or not shard.own.samples:
         return None
     if config.draft_path is not None:
-        return load_model(config.draft_path, dtype=config.dtype, device=device)
+        return load_draft_model(config.draft_path, dtype=config.dtype, device=device)
     if speculation.method != "layer_skip" or config.topology.pp == 1:
         return None
     return load_model(

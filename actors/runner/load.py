@@ -11,6 +11,7 @@ from ...cluster.kv_layout import KvLayout
 from ...cluster.speculative_config import SpeculativeConfig
 from ..attention.kv_memory import KvType
 from ..models.decoder import Decoder
+from ..models.draft_head import load_draft_model
 from ..models.loader import load_model
 from ..models.spec import model_len
 from ..models.weights import Progress
@@ -60,7 +61,7 @@ def load_runner(
     device = device or default_device()
     decoder = load_model(path, dtype=dtype, quantization=quantization, device=device, progress=progress)
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
-    draft = None if draft_path is None else load_model(draft_path, dtype=dtype, device=device)
+    draft = None if draft_path is None else load_draft_model(draft_path, dtype=dtype, device=device)
     kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs, draft)
     if speculation is None:
         return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)

@@ -1,0 +1,70 @@
+"""The head of a drafting model over the tokens that are drafted often."""
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ...cluster.errors import ModelLoadError
+from ...cluster.model_tensors import HEAD
+from ..kernels.linear import NativeMethod, WeightFormat
+from ..layers.linear import DenseMethod, Linear, LinearMethod
+from .decoder import Decoder
+from .loader import load_model
+
+DRAFT_HEAD = "draft_head.safetensors"
+"""File beside a drafting model's own: ``lm_head.weight`` [W, hidden] and ``token_map`` [W] int64."""
+TOKEN_MAP = "token_map"
+_NEVER = -1e30
+"""Logit of a token that is not there. Finite: where a request allows no other, all of these are equally likely."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedHead:
+    """Logits of the whole vocabulary, of which only some are computed. Implements ``Linear``."""
+
+    linear: Linear
+    token_map: torch.Tensor
+    """[W] int64: the ids of those."""
+    vocab_size: int
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab] float32."""
+        logits = torch.full((len(x), self.vocab_size), _NEVER, device=x.device)
+        logits[:, self.token_map] = self.linear.apply(x).float()
+        return logits
+
+
+def load_draft_model(path: Path, *, dtype: str, device: torch.device) -> Decoder:
+    """A drafting model, with the reduced head that lies in its folder if there is one.
+
+    ``dtype`` is as for ``load_model``. Raises what that raises, and ModelLoadError for a head that does not fit.
+    """
+    decoder = load_model(path, dtype=dtype, device=device)
+    file = path / DRAFT_HEAD
+    if not file.is_file():
+        return decoder
+    weight, token_map = _read(file)
+    shape, vocab_size = (len(token_map), decoder.spec.hidden_size), decoder.spec.vocab_size
+    if weight.shape != shape or not 0 <= int(token_map.min()) <= int(token_map.max()) < vocab_size:
+        raise ModelLoadError(f"{file}: {HEAD} {list(weight.shape)} and {TOKEN_MAP} do not fit the model beside them")
+    reduced = copy(decoder)
+    reduced.head = ReducedHead(_method(decoder).prepare(weight, None), token_map.to(decoder.device), vocab_size)
+    return reduced
+
+
+def _read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        tensors = load_file(file)
+        return tensors[HEAD], tensors[TOKEN_MAP]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ModelLoadError(f"{file}: {HEAD} and {TOKEN_MAP} cannot be read: {error}") from error
+
+
+def _method(decoder: Decoder) -> LinearMethod:
+    if decoder.device.type == "cpu" and NativeMethod.is_available():
+        return NativeMethod(WeightFormat.F16)
+    return DenseMethod(decoder.dtype, decoder.device)
