@@ -16,6 +16,7 @@ COMMANDS = {
     "status": "show the models, replicas and load of a running endpoint",
     "plan": "say what a model needs and how many sequences fit",
     "simulate": "replay a trace on simulated replicas, under any routing policy",
+    "quantize": "write a checkpoint with quantised weights: rounding, GPTQ or AWQ",
     "calibrate": "measure a replica's step costs, for simulate",
     "bench": "measure: engine, curves, overhead or routing",
 }
