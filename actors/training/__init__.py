@@ -1,0 +1,1 @@
+"""Training of what drafts: heads and small models that learn from what the model itself writes."""
