@@ -93,7 +93,7 @@ def unpack_note(data: bytes) -> StartupNote:
 
 def pack_hot(prefixes: list[HotPrefix]) -> bytes:
     """As compressed msgpack."""
-    rows = [[prefix.namespace, prefix.block_size, prefix.tokens, prefix.heat] for prefix in prefixes]
+    rows = [[one.namespace, one.block_size, one.tokens, one.heat, one.load, one.salt] for one in prefixes]
     return zlib.compress(_pack(rows), 1)
 
 
@@ -102,8 +102,8 @@ def unpack_hot(data: bytes) -> list[HotPrefix]:
     try:
         rows = _unpack(zlib.decompressobj().decompress(data, _MAX_CARD_BYTES))
         return [
-            HotPrefix(BlockHash(bytes(root)), int(size), bytes(tokens), float(heat))
-            for root, size, tokens, heat in rows
+            HotPrefix(BlockHash(bytes(root)), int(size), bytes(tokens), float(heat), float(load), str(salt))
+            for root, size, tokens, heat, load, salt in rows
         ]
     except (zlib.error, TypeError) as error:
         raise ValueError(f"not a list of hot prefixes: {error}") from error

@@ -54,6 +54,15 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Inverse of ``pack_tokens``. Raises ValueError where the bytes are not whole tokens."""
+    tokens = array("i")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
 def chain(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """Hashes of the whole blocks of ``token_ids``; a last block that is not full has none."""
     packed, step = pack_tokens(token_ids), TOKEN_BYTES * block_size

@@ -11,18 +11,27 @@ class HotPrefix:
     """Whole blocks from the start of a namespace on; ``heat`` is prompt tokens saved per second."""
 
     namespace: BlockHash
+    """Of the replica's cache, without a salt."""
     block_size: int
     tokens: bytes
     """As ``hashing.pack_tokens`` makes them."""
     heat: float
+    load: float = 0.0
+    """Replicas that requests with this prefix keep busy."""
+    salt: str = ""
+    """The tenant's."""
 
 
 def merge_hot(told: Iterable[Iterable[HotPrefix]], limit: int) -> list[HotPrefix]:
     """At most ``limit`` prefixes, hottest first; what several sources tell of one prefix adds up."""
-    merged: dict[tuple[BlockHash, int, bytes], HotPrefix] = {}
+    merged: dict[tuple[BlockHash, str, int, bytes], HotPrefix] = {}
     for prefixes in told:
         for prefix in prefixes:
-            key = (prefix.namespace, prefix.block_size, prefix.tokens)
+            key = (prefix.namespace, prefix.salt, prefix.block_size, prefix.tokens)
             known = merged.get(key)
-            merged[key] = prefix if known is None else replace(known, heat=known.heat + prefix.heat)
+            merged[key] = prefix if known is None else _sum(known, prefix)
     return sorted(merged.values(), key=lambda prefix: -prefix.heat)[:limit]
+
+
+def _sum(one: HotPrefix, other: HotPrefix) -> HotPrefix:
+    return replace(one, heat=one.heat + other.heat, load=one.load + other.load)

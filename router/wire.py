@@ -4,8 +4,6 @@ The array is ``[kind, field, ...]``; a delta is an array too, with empty fields 
 decode raises WireError, which names the fault; the connection is then closed.
 """
 
-import sys
-from array import array
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -17,7 +15,7 @@ from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.announcements import info_from_wire, info_to_wire
-from ..kv_store.hashing import TOKEN_BYTES, pack_tokens
+from ..kv_store.hashing import pack_tokens, unpack_tokens
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 64 * 2**20
@@ -249,13 +247,10 @@ def _request_from_wire(wire: list[Any]) -> GenerateRequest:
 
 
 def _unpack_tokens(packed: Any) -> list[int]:
-    tokens = array("i")
-    if len(_typed(packed, bytes)) % TOKEN_BYTES:
-        raise WireError(f"{len(packed)} bytes are not whole tokens")
-    tokens.frombytes(packed)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens.tolist()
+    try:
+        return unpack_tokens(_typed(packed, bytes))
+    except ValueError:
+        raise WireError(f"{len(packed)} bytes are not whole tokens") from None
 
 
 def _delta_to_wire(delta: TokenDelta) -> list[Any]:
