@@ -50,7 +50,7 @@ class QuantizationConfig(BaseModel):
             raise _refusal(f"weights quantised with {method or 'no named method'} are not supported; gptq and awq are")
         bits = found.get("bits", found.get("w_bit"))
         if bits not in _BITS[method]:
-            raise _refusal(f"{method} with bits {bits} is not supported; {_either(_BITS[method])} are")
+            raise _refusal(f"{method} with bits {bits} is not supported; {_only(_BITS[method])}")
         try:
             config = cls.model_validate(dict(found))
         except ValidationError as error:
@@ -96,7 +96,7 @@ class QuantizationConfig(BaseModel):
 
     def _problem(self) -> str | None:
         if self.group_size not in GROUP_SIZES:
-            return f"group_size {self.group_size} is not supported; {_either(GROUP_SIZES)} are"
+            return f"group_size {self.group_size} is not supported; {_only(GROUP_SIZES)}"
         if self.quant_method == "awq":
             if self.version.lower() != "gemm":
                 return f"version {self.version} is not supported; gemm is"
@@ -110,9 +110,9 @@ def _refusal(message: str) -> ConfigError:
     return ConfigError(f"quantization_config: {message}", param="quantization")
 
 
-def _either(values: tuple[int, ...]) -> str:
+def _only(values: tuple[int, ...]) -> str:
     *first, last = map(str, values)
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} and {last} are" if first else f"{last} is"
 
 
 def _flat(names: tuple[tuple[str, ...], ...] | tuple[str, ...]) -> list[str]:

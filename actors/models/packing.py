@@ -1,7 +1,7 @@
 """A checkpoint's weights in the native kernels' form: what is packed how."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -23,7 +23,7 @@ from ..kernels.linear import (
 from ..layers.grouped import stacked
 from .linears import take_table
 from .tensors import fused_linears, whole_model
-from .weights import Weights, WeightSource
+from .weights import CODES, Weights, WeightSource
 
 _FORMATS = {torch.float32: WeightFormat.F32, torch.float16: WeightFormat.F16, torch.bfloat16: WeightFormat.BF16}
 _AS_STORED = {"int8": Storage.Q8_0, "int4": Storage.Q4_0}
@@ -106,28 +106,25 @@ def pack_linears(weights: Weights, own: RankLayout, packing: Packing) -> Iterato
 
 def _pack_linear(weights: Weights, packing: Packing, modules: tuple[str, ...]) -> tuple[PackedWeight, ...]:
     """Neighbours that are stored alike become one part."""
-    if packing.keeps_codes:
-        grouped = _pack_grouped(weights, modules)
-        if grouped is not None:
-            return grouped
 
     def block_type(module: str) -> int | None:
         return weights.source.block_type(module + ".weight")
 
     runs = [(kind, list(run)) for kind, run in groupby(modules, key=block_type)]
-    return tuple(_pack_run(weights, packing, kind, run) for kind, run in runs)
+    return tuple(part for kind, run in runs for part in _pack_alike(weights, packing, kind, run))
 
 
-def _pack_grouped(weights: Weights, modules: tuple[str, ...]) -> tuple[PackedWeight, ...] | None:
-    """Codes as GPTQ and AWQ made them; None where not all of the linear's modules have some."""
-    found = [weights.take_grouped(module + ".weight") for module in modules]
-    codes = [weight for weight in found if weight is not None]
-    if len(codes) < len(found):
-        return None
+def _pack_alike(
+    weights: Weights, packing: Packing, block_type: int | None, modules: list[str]
+) -> Iterable[PackedWeight]:
+    """Modules that are stored alike: codes that take their inputs in several orders are several parts."""
+    if block_type != CODES or not packing.keeps_codes:
+        return (_pack_run(weights, packing, block_type, modules),)
+    found = (weights.take_grouped(module + ".weight") for module in modules)
+    parts = stacked(weight for weight in found if weight is not None)
     bias = _bias(weights, modules)
-    parts = stacked(codes)
     biases = [None] * len(parts) if bias is None else bias.split([part.shape[0] for part in parts])
-    return tuple(pack_grouped(part, own) for part, own in zip(parts, biases, strict=True))
+    return (pack_grouped(part, own) for part, own in zip(parts, biases, strict=True))
 
 
 def _bias(weights: Weights, modules: Sequence[str]) -> torch.Tensor | None:

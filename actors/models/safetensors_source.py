@@ -16,6 +16,7 @@ from ..layers.grouped import GroupedWeight
 from .awq import awq_shape, read_awq
 from .gptq import gptq_shape, read_gptq
 from .tensors import Part, Shape, slices
+from .weights import CODES
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
@@ -76,8 +77,9 @@ class SafetensorsSource:
             )
         return tensor_slice[:] if part is None else tensor_slice[slices(part)]
 
-    def block_type(self, name: str) -> None:
-        """See ``WeightSource.block_type``: these files hold no blocks."""
+    def block_type(self, name: str) -> int | None:
+        """See ``WeightSource.block_type``."""
+        return CODES if self._is_grouped(name) else None
 
     def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """See ``WeightSource.read_blocks``."""

@@ -14,6 +14,9 @@ from .tensors import Part, Shape
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted as float32."""
 
+CODES = -1
+"""Stands for GPTQ's and AWQ's codes among the numbers of block formats."""
+
 
 class WeightSource(Protocol):
     """A checkpoint. Names are Hugging Face's."""
@@ -44,7 +47,7 @@ class WeightSource(Protocol):
         ...
 
     def block_type(self, name: str) -> int | None:
-        """Ggml's number of the block format in which a tensor is stored; None for plain floats."""
+        """Ggml's number of the block format in which a tensor is stored, ``CODES``, or None for plain floats."""
         ...
 
     def read_blocks(self, name: str, part: Part | None = None) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_models import Storage, write_model
+from published_models import awq, gptq, write_folder
 
 from warmroot.actors.attention.kv_memory import KvMemory
 from warmroot.actors.kernels.library import native
@@ -191,6 +192,28 @@ def test_stored_blocks(tmp_path, storage, quantization):
     path = write_model(tmp_path / "model.gguf", {"": storage, "ffn_up": Storage.F16, "attn_v": Storage.Q6_K})
     check(path, Topology(), quantization=quantization)
     check(path, Topology(pp=2), quantization=quantization)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [gptq(), gptq(sym=True, bits=8, group_size=-1), gptq(desc_act=True), gptq(lm_head=True), awq()],
+    ids=lambda settings: f"{settings['quant_method']}-{settings['bits']}",
+)
+def test_published_codes(tmp_path, settings):
+    path = tmp_path / "model"
+    write_folder(path, settings)
+    for options in ({}, {"dtype": "bfloat16"}, {"quantization": "none"}, {"quantization": "int4"}):
+        check(path, Topology(), **options)
+    check(path, Topology(pp=2))
+    if not settings.get("desc_act"):  # whose groups ranks fill up
+        check(path, Topology(tp=2))
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int4-g64", "int4-g128"])
+def test_four_bits_on_load(tmp_path, quantization):
+    path = write_model(tmp_path / "model.gguf", {"": Storage.F16})
+    check(path, Topology(), quantization=quantization)
+    check(path, Topology(tp=2), quantization=quantization)
 
 
 @pytest.mark.parametrize("architecture", test_moe_gguf.FAMILIES)

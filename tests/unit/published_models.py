@@ -105,10 +105,11 @@ def reference(settings: dict, stored: dict[str, torch.Tensor]) -> torch.Tensor:
 def write_folder(folder: Path, settings: dict, config: dict = LLAMA, *, seed: int = 0) -> dict[str, torch.Tensor]:
     """A quantised checkpoint in ``folder`` and its values as floats in ``folder``-plain; returns those by name."""
     spec, generator = spec_from_hf(config), torch.Generator().manual_seed(seed)
-    linears = {name for name in whole_model(spec).linears() if ".layers." in name}
+    heads = ("lm_head",) if settings.get("lm_head") else ()
+    linears = {name for name in whole_model(spec).linears() if ".layers." in name or name.startswith(heads)}
     stored, values = {}, {}
     for name, shape in wanted_tensors(spec).items():
-        if name not in linears:
+        if name not in linears or shape[0] % 8:  # eight outputs are a word
             spread = 0.1 * torch.randn(shape, generator=generator)
             stored[name] = values[name] = 1 + spread if "norm" in name else spread.half().float()
             continue
