@@ -1,5 +1,7 @@
 """The tensors behind the block pool."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from mmap import mmap
@@ -73,8 +75,21 @@ class KvMemory:
         if self.open is None:
             return
         slots = np.concatenate([group.slot_mapping.cpu().numpy() for group in metadata])
-        for block, count in self.open.prepare(slots, len(metadata) * len(metadata[0].seqused_k)).items():
+        sizes = np.tile(np.diff(metadata[0].cu_seqlens_q.cpu().numpy()).astype(np.int64), len(metadata))
+        for block, count in self.open.prepare(slots, sizes.cumsum()).items():
             self._reopen(block, count)
+
+    @contextmanager
+    def same_step(self) -> Iterator[None]:
+        """Passes in here go on with the step before: what it has opened stays open."""
+        if self.open is None:
+            yield
+            return
+        self.open.holds = True
+        try:
+            yield
+        finally:
+            self.open.holds = False
 
     def copy_blocks(self, copies: tuple[tuple[BlockId, BlockId], ...]) -> None:
         """Copy whole pages, (source, destination)."""

@@ -13,7 +13,9 @@ import torch
 
 _FIRST_PAGES = 16
 _GRACE_STEPS = 8
-"""A block that was completed by a few tokens stays open for so many steps: some of them may be taken back."""
+"""A complete block whose last tokens may be taken back stays open for so many steps."""
+_MOST_DRAFTS = 32
+"""The last tokens that a step writes for a sequence may be drafts (``num_speculative_tokens``)."""
 _SPARE_PAGES = 32
 """Unfinished blocks of ended sequences are let go one by one, beyond so many and four per running sequence."""
 
@@ -25,6 +27,8 @@ class _Run:
     block: int
     first: int
     end: int
+    num_after: int
+    """Tokens of the same sequence that are written behind them."""
 
 
 class OpenKeys:
@@ -45,29 +49,32 @@ class OpenKeys:
         """Complete blocks, and for how many steps they stay open."""
         self._free = list(range(_FIRST_PAGES))
         self._most_seqs = 0
+        self.holds = False
+        """Whether passes belong to the step before: no complete block's time passes."""
 
     @property
     def num_pages(self) -> int:
         """Pages allocated per slot."""
         return len(self.pages[0])
 
-    def prepare(self, slots: npt.NDArray[np.int64], num_seqs: int) -> dict[int, int]:
-        """Open the blocks of the slots that a step of ``num_seqs`` sequences writes.
+    def prepare(self, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> dict[int, int]:
+        """Open the blocks of the slots that a step writes. ``ends``: where each sequence's slots end.
 
         Returns those that had tokens but no open page, with how many: the caller fills their pages.
         """
-        runs = _runs(slots, self._block_size)
-        self._close({run.block for run in runs})
+        runs = _runs(slots, ends, self._block_size)
+        if not self.holds:
+            self._close({run.block for run in runs})
         reopened: dict[int, int] = {}
         for run in runs:
             if run.block not in self._open and run.first:
                 reopened[run.block] = run.first
             self.open(run.block)
             if run.end == self._block_size:
-                self._grace[run.block] = _GRACE_STEPS if run.first else 0
+                self._grace[run.block] = _GRACE_STEPS if run.num_after < _MOST_DRAFTS else 0
             else:
                 self._grace.pop(run.block, None)
-        self._most_seqs = max(self._most_seqs, num_seqs)
+        self._most_seqs = max(self._most_seqs, len(ends))
         self._trim(len(runs) + 4 * self._most_seqs + _SPARE_PAGES)
         if self.table.device.type != "cpu":
             self.table.copy_(torch.from_numpy(self._array))
@@ -117,10 +124,11 @@ class OpenKeys:
             self.pages[slot] = torch.cat((pages, torch.zeros_like(pages)))
 
 
-def _runs(slots: npt.NDArray[np.int64], block_size: int) -> list[_Run]:
+def _runs(slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], block_size: int) -> list[_Run]:
     """A sequence's tokens follow each other, so a block's do too."""
     blocks, offsets = np.divmod(slots, block_size)
     starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-    ends = np.append(starts[1:], len(slots)) - 1
-    columns = (blocks[starts].tolist(), offsets[starts].tolist(), (offsets[ends] + 1).tolist())
-    return [_Run(*run) for run in zip(*columns, strict=True)]
+    lasts = np.append(starts[1:], len(slots)) - 1
+    num_after = ends[np.searchsorted(ends, lasts, side="right")] - lasts - 1
+    columns = (blocks[starts], offsets[starts], offsets[lasts] + 1, num_after)
+    return [_Run(*run) for run in zip(*(column.tolist() for column in columns), strict=True)]

@@ -61,7 +61,9 @@ class LayerSkip:
 
     def _compute(self, batch: DecodeBatch, max_seqlen_k: int) -> torch.Tensor | None:
         metadata = batch.metadata(max_seqlen_k)
-        return self._decoder.logits(self._decoder.forward(batch.token_ids, batch.positions, self._kv, metadata))
+        with self._kv.same_step():
+            hidden = self._decoder.forward(batch.token_ids, batch.positions, self._kv, metadata)
+        return self._decoder.logits(hidden)
 
 
 class DraftModel:

@@ -12,10 +12,10 @@ def opened(num_blocks=400):
     return OpenKeys(num_blocks, (1, 2, SIZE), 2, torch.device("cpu"))
 
 
-def write(keys, *blocks, num_seqs=1):
-    """One step over (block, first, end) each."""
+def write(keys, *blocks):
+    """One step of one sequence over (block, first, end) each."""
     slots = [block * SIZE + offset for block, first, end in blocks for offset in range(first, end)]
-    return keys.prepare(np.array(slots), num_seqs)
+    return keys.prepare(np.array(slots), np.array([len(slots)]))
 
 
 def is_open(keys, *blocks):
@@ -29,11 +29,31 @@ def test_blocks_of_a_step_have_pages_of_their_own():
     assert is_open(keys, 7, 3, 9, 8) == [True, True, True, False]
 
 
-def test_blocks_written_whole_are_closed_by_the_next_step():
+def test_blocks_deep_in_a_prompt_are_closed_by_the_next_step():
+    """The last 32 tokens of a step may be drafts, which are taken back."""
     keys = opened()
-    write(keys, (7, 0, 4), (3, 0, 2))
-    write(keys, (3, 2, 3))
-    assert is_open(keys, 7, 3) == [False, True]
+    write(keys, *((block, 0, 4) for block in range(1, 13)), (20, 0, 2))
+    write(keys, (20, 2, 3))
+    assert is_open(keys, *range(1, 13), 20) == [False] * 4 + [True] * 9
+
+
+def test_each_sequence_of_a_step_has_last_tokens():
+    keys = opened()
+    slots = [block * SIZE + offset for block in (*range(1, 13), *range(21, 33)) for offset in range(4)]
+    keys.prepare(np.array(slots), np.array([48, 96]))
+    write(keys, (50, 0, 1))
+    assert is_open(keys, *range(1, 13)) == is_open(keys, *range(21, 33)) == [False] * 4 + [True] * 8
+
+
+def test_further_passes_of_a_step_close_nothing():
+    keys = opened()
+    write(keys, (7, 0, 3))
+    write(keys, (7, 3, 4), (8, 0, 1))
+    keys.holds = True
+    for position in range(1, 4):
+        for _ in range(10):
+            write(keys, (8, position, position + 1))
+    assert is_open(keys, 7) == [True]
 
 
 def test_blocks_completed_by_few_tokens_can_be_written_again_for_a_while():
