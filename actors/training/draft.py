@@ -18,7 +18,8 @@ from .corpus import Text
 from .draft_net import DraftNet, LayerChoice
 from .features import Features
 from .model_parts import head_rows, weight_source
-from .vocabulary import Targets, Vocabulary
+from .targets import Targets
+from .vocabulary import Vocabulary
 
 _PLACES = 8
 """Guesses in a row that are measured."""
@@ -60,7 +61,7 @@ class DraftTask:
         return Targets.of(self.features, where, self.vocabulary).loss(logits)
 
     def _logits(self, texts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits [R, W] float32 of the texts' rows one after the other, those rows [R])."""
+        """(logits [R, W] of the texts' rows one after the other, those rows [R])."""
         chosen = [self.texts[text] for text in texts]
         longest = max(len(text.token_ids) for text in chosen)
         # What is after a text's end is seen by nothing before it.
@@ -71,7 +72,7 @@ class DraftTask:
         ]
         slices = [self.features.rows(text) for text in texts]
         where = torch.cat([torch.arange(part.start, part.stop) for part in slices])
-        return self.net.lm_head(torch.cat(parts)).float(), where
+        return self.net.lm_head(torch.cat(parts)), where
 
 
 @torch.inference_mode()

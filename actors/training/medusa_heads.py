@@ -10,7 +10,8 @@ from torch import nn
 
 from .checkpoint import write_folder
 from .features import Features
-from .vocabulary import Targets, Vocabulary
+from .targets import Targets
+from .vocabulary import Vocabulary
 
 _FADING = 0.8
 """Weight of each head's loss, times that of the one before: later guesses are asked for less often."""
@@ -68,7 +69,7 @@ class MedusaTask:
         for index in range(len(self.heads.blocks)):
             has = left > index
             targets = Targets.of(self.features, rows[has] + index + 1, self.vocabulary)
-            losses.append(_FADING**index * targets.loss(self.heads(hidden[has], index).float()))
+            losses.append(_FADING**index * targets.loss(self.heads(hidden[has], index)))
         return torch.stack(losses).sum() / sum(_FADING**index for index in range(len(losses)))
 
 

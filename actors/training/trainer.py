@@ -85,6 +85,7 @@ class Trainer:
             [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
             lr=schedule.learning_rate,
             betas=(0.9, 0.95),
+            fused=True,
         )
         self._state = _State()
         if state.exists():

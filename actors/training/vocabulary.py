@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from .corpus import Text
-from .features import Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +41,3 @@ class Vocabulary:
         """Share of what was written that it has."""
         written = torch.tensor([token_id for text in texts for token_id in text.token_ids[text.start :]])
         return float((self.places[written] >= 0).float().mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What the model says of some places: tokens of the reduced vocabulary and their probabilities."""
-
-    places: torch.Tensor
-    """[R, TOP] int64, -1 for tokens that it lacks."""
-    probs: torch.Tensor
-    """[R, TOP] float32."""
-
-    @classmethod
-    def of(cls, features: Features, rows: torch.Tensor | slice, vocabulary: Vocabulary) -> "Targets":
-        """Of some rows."""
-        return cls(vocabulary.places[features.top_ids[rows].long()], features.top_probs[rows].float())
-
-    def loss(self, logits: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of logits [R, W] with the model's distribution, in nats, the mean of all rows.
-
-        Mass of tokens that are not there asks for nothing.
-        """
-        probs = self.probs.masked_fill(self.places < 0, 0.0)
-        chosen = logits.gather(1, self.places.clamp(min=0))
-        return ((logits.logsumexp(1, keepdim=True) - chosen) * probs).sum() / max(1, len(logits))
-
-    def agreement(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each row: is the likeliest token the model's ([R] bool), and how often would a drawn one stand ([R])."""
-        q = logits.softmax(1).gather(1, self.places.clamp(min=0)).masked_fill(self.places < 0, 0.0)
-        return logits.argmax(1) == self.places[:, 0], torch.minimum(self.probs, q).sum(1)

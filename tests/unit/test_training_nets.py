@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from training_models import VOCAB, write_small_llama
 from torch import nn
+from training_models import VOCAB, write_small_llama
 
 from warmroot.actors.models.draft_head import load_draft_model
 from warmroot.actors.models.loader import load_model
@@ -17,8 +17,9 @@ from warmroot.actors.training.draft_net import LayerChoice, check_layers
 from warmroot.actors.training.features import TOP, Features
 from warmroot.actors.training.medusa_heads import MedusaHeads, MedusaTask, head_accuracy, write_heads
 from warmroot.actors.training.model_parts import head_rows
+from warmroot.actors.training.targets import Targets
 from warmroot.actors.training.trainer import Schedule, Trainer
-from warmroot.actors.training.vocabulary import Targets, Vocabulary
+from warmroot.actors.training.vocabulary import Vocabulary
 from warmroot.cluster.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -62,23 +63,28 @@ def test_features_are_what_the_model_says(model, features, tmp_path):
         assert torch.equal(features.top_ids[rows][:, 0], ids[:, 0].int())
         torch.testing.assert_close(features.top_probs[rows].float(), probs, rtol=2e-2, atol=1e-3)
     features.save(tmp_path / "features")
-    assert all(torch.equal(a, b) for a, b in zip(vars_of(Features.load(tmp_path / "features")), vars_of(features)))
+    for loaded, saved in zip(parts_of(Features.load(tmp_path / "features")), parts_of(features), strict=True):
+        assert torch.equal(loaded, saved)
 
 
-def vars_of(features: Features) -> list[torch.Tensor]:
+def parts_of(features: Features) -> list[torch.Tensor]:
     return [features.hidden, features.top_ids, features.top_probs, features.left, features.firsts]
 
 
 def test_the_loss_is_the_cross_entropy_with_the_models_distribution():
     torch.manual_seed(0)
-    logits, p = torch.randn(4, 6), torch.randn(4, 6).softmax(1)
+    logits, p = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6).softmax(1)
     probs, places = p.topk(6)
-    torch.testing.assert_close(Targets(places, probs).loss(logits), F.cross_entropy(logits, p))
+    loss, expected = Targets(places, probs).loss(logits), F.cross_entropy(logits, p)
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(2 * value, logits)[0] for value in (loss, expected)]
+    torch.testing.assert_close(*gradients)
     places = places.clone()
     places[:, 1] = -1  # not in the vocabulary
     kept = F.log_softmax(logits, 1).gather(1, places.clamp(min=0))
-    expected = -(kept * probs)[:, [0, 2, 3, 4, 5]].sum() / 4
-    torch.testing.assert_close(Targets(places, probs).loss(logits), expected)
+    loss, expected = Targets(places, probs).loss(logits), -(kept * probs)[:, [0, 2, 3, 4, 5]].sum() / 4
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(value, logits)[0] for value in (loss, expected)))
 
 
 def test_agreement_is_what_rejection_sampling_accepts():
@@ -154,15 +160,6 @@ def test_head_accuracy_counts_guesses_in_a_row(features):
     top = features.top_ids[:, 0].long()
     words = Vocabulary(torch.arange(VOCAB), torch.arange(VOCAB))
     for wrong, accepted in (((), [1.0, 1.0]), ((1,), [1.0, 0.0]), ((0,), [0.0, 0.0])):
-
-        class Told(nn.Module):
-            blocks = range(2)
-
-            def forward(self, hidden, head):
-                row = int(hidden[0, 0])
-                guess = (top[row + head + 1] + (head in wrong)) % VOCAB
-                return F.one_hot(guess[None], VOCAB).float()
-
         for row in torch.nonzero(features.left >= 2).flatten().tolist():
             one = Features(
                 torch.full((3, 1), float(row)),
@@ -170,9 +167,23 @@ def test_head_accuracy_counts_guesses_in_a_row(features):
                 left=torch.tensor([2, 1, 0]),
                 firsts=torch.tensor([0]),
             )
-            figures = head_accuracy(MedusaTask(Told(), one, words), ranks=2)
+            figures = head_accuracy(MedusaTask(Told(top, wrong), one, words), ranks=2)
             assert figures["accepted"] == accepted
             assert figures["tokens_per_step"] == 1 + sum(accepted)
+
+
+class Told(nn.Module):
+    """Two heads: right, but for those that are ``wrong``."""
+
+    blocks = range(2)
+
+    def __init__(self, top: torch.Tensor, wrong: tuple[int, ...]) -> None:
+        super().__init__()
+        self.top, self.wrong = top, wrong
+
+    def forward(self, hidden: torch.Tensor, head: int) -> torch.Tensor:
+        guess = (self.top[int(hidden[0, 0]) + head + 1] + (head in self.wrong)) % VOCAB
+        return F.one_hot(guess[None], VOCAB).float()
 
 
 def test_heads_are_written_with_vllms_names(model, tmp_path):
