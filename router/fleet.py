@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import Load, ReplicaInfo
@@ -50,6 +51,8 @@ class Fleet:
         self._loads: list[Load] = []
         self._places: dict[ReplicaId, int] = {}
         self._table: Numbers = np.zeros((len(Column), _FIRST_CAPACITY))
+        self._kinds: NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._factors: Numbers = np.ones((3, _FIRST_CAPACITY))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,6 +73,8 @@ class Fleet:
         place = len(self.names)
         if place == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._factors = np.concatenate([self._factors, np.ones_like(self._factors)], axis=1)
+            self._kinds = np.concatenate([self._kinds, np.zeros_like(self._kinds)])
         info = member.info
         self.names.append(info.replica)
         self.version += 1
@@ -98,7 +103,8 @@ class Fleet:
             column[place] = column[last]  # pyright: ignore[reportArgumentType, reportCallIssue]
             column.pop()
         if place != last:
-            self._table[:, place] = self._table[:, last]
+            for numbers in (self._table, self._factors, self._kinds):
+                numbers[..., place] = numbers[..., last]
             self._places[self.names[place]] = place
 
     def told(self, place: int, load: Load) -> None:
@@ -114,11 +120,16 @@ class Fleet:
                 self.told(place, load)
 
     def learned(self, name: ReplicaId) -> None:
-        """Note what a replica's rates are now."""
+        """Note what a replica's rates are now, and with it those of its kind."""
         place = self._places.get(name)
         if place is not None:
             rates = self._members[place].rates
-            self._table[_RATES, place] = (rates.fixed_s, rates.token_s, rates.decode_step_s)
+            kind = rates.kind
+            self._kinds[place] = id(kind)
+            self._factors[:, place] = (rates.prefill_factor, rates.prefill_factor, rates.step_factor)
+            alike = np.flatnonzero(self._kinds[: len(self.names)] == id(kind))
+            common = np.array([[kind.fixed_s], [kind.token_s], [kind.decode_step_s]])
+            self._table[_RATES, alike] = common * self._factors[:, alike]
 
     def sent(self, name: ReplicaId, account: Account) -> None:
         """Note what is in flight to a replica."""

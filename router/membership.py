@@ -15,7 +15,7 @@ from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
 from .channel_client import ChannelClient
 from .openai.cluster_state import ReplicaState, ReplicaStatus, StoreStatus
-from .policy.rates import ReplicaRates, seeds
+from .policy.rates import Kind, Kinds, ReplicaRates
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,6 @@ class Member:
     info: ReplicaInfo
     client: ReplicaClient
     rates: ReplicaRates
-    seed: tuple[float, float] = (0.0, 0.0)
-    """What ``rates`` began with."""
     leased: bool = True
 
     @property
@@ -105,6 +103,7 @@ class Membership:
         self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
         self._members: dict[ReplicaId, Member] = {}
         self._ready: Sequence[Member] | None = None
+        self._kinds = Kinds()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -157,22 +156,22 @@ class Membership:
             member.leased = replica in leased
             if not member.leased and not member.client.connected:
                 self._forget(replica)
-        for replica, seed in seeds(infos).items():
+        for replica, kind in self._kinds.of(infos).items():
             info, member = leased[replica], self._members.get(replica)
             if member is None or (member.info.epoch, member.info.address) != (info.epoch, info.address):
-                self._join(info, seed)
+                self._join(info, kind)
                 continue
             member.info = info
-            if not member.rates.has_learned and member.seed != seed:
-                self._members[replica] = replace(member, rates=ReplicaRates(*seed), seed=seed)
+            if member.rates.kind is not kind and not member.rates.kind.has_learned:
+                self._members[replica] = replace(member, rates=ReplicaRates(kind))
         self._notify()
 
-    def _join(self, info: ReplicaInfo, seed: tuple[float, float]) -> None:
+    def _join(self, info: ReplicaInfo, kind: Kind) -> None:
         if (before := self._members.pop(info.replica, None)) is not None:
             self._spawn(before.client.close())
         self.index.drop(info.replica, before=info.epoch)  # what it held before it was started again
         client = self._connect(info, self._notify)
-        self._members[info.replica] = Member(info, client, ReplicaRates(*seed), seed)
+        self._members[info.replica] = Member(info, client, ReplicaRates(kind))
         client.start()
         logger.info("replica %s joined at %s", info.replica, info.address)
 

@@ -28,7 +28,7 @@ from .bus_follower import BusFollower
 from .core import RoutingCore, Ticket
 from .peer_exchange import PeerExchange
 from .policy import RoutingRequest, make_policy
-from .policy.rates import ReplicaRates, seeds
+from .policy.rates import Kind, Kinds, ReplicaRates
 
 BUS_ACTOR = "warmroot-bus"
 BUS_NAMESPACE = "warmroot"
@@ -62,6 +62,7 @@ class WarmrootRequestRouter(RequestRouter):
         self._index = PrefixIndex()
         self._core = RoutingCore(self._index, make_policy(policy), time.monotonic)
         self._known: dict[ReplicaId, ServedReplica] = {}
+        self._kinds = Kinds()
         self._strangers: dict[ReplicaId, ServedReplica] = {}
         self._reserved: dict[str, Ticket] = {}
         self._find_bus = find_bus or find_bus_actor
@@ -145,12 +146,12 @@ class WarmrootRequestRouter(RequestRouter):
         for gone in self._known.keys() - {info.replica for info in infos}:
             del self._known[gone]
             self._index.drop(gone)
-        by_seed = seeds(infos)
+        kinds = self._kinds.of(infos)
         for info in infos:
             known = self._known.get(info.replica)
             if known is None or known.info.epoch != info.epoch:
                 self._index.drop(info.replica, before=info.epoch)
-                self._known[info.replica] = ServedReplica(info, ReplicaRates(*by_seed[info.replica]), Load())
+                self._known[info.replica] = ServedReplica(info, ReplicaRates(kinds[info.replica]), Load())
 
 
 def request_of(pending_request: PendingRequest | None) -> RoutingRequest:
@@ -192,7 +193,7 @@ def _stranger(name: ReplicaId) -> ServedReplica:
         prefill_tokens_per_s=0.0,
         decode_step_s=0.0,
     )
-    return ServedReplica(info, ReplicaRates(0.0, 0.0), Load())
+    return ServedReplica(info, ReplicaRates(Kind(0.0, 0.0)), Load())
 
 
 class BusActorReader:

@@ -25,7 +25,7 @@ from ...router.bus_follower import BusFollower
 from ...router.core import RoutingCore, Ticket
 from ...router.late_binding import LateBinding
 from ...router.policy import RoutingRequest, make_policy
-from ...router.policy.rates import ReplicaRates
+from ...router.policy.rates import Kind, ReplicaRates
 from .metrics import percentile
 from .router_load import BLOCK_SIZE, PROMPT_TOKENS, FleetLoad
 
@@ -135,7 +135,7 @@ def decisions(index: PrefixIndex, load: FleetLoad, prompts: Sequence[bytes], *, 
     core = RoutingCore(index, make_policy(rng=rng), time.monotonic, late=binding)
     for info in load.infos():
         word = Load(running=rng.randrange(8), kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
-        core.join(KnownReplica(info, word, ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s)))
+        core.join(KnownReplica(info, word, ReplicaRates(Kind(info.prefill_tokens_per_s, info.decode_step_s))))
     flying: deque[Ticket] = deque()
     endings: list[int] = []
 

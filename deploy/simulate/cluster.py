@@ -19,7 +19,7 @@ from ...router.dispatch import PUMP_EVERY_S
 from ...router.late_binding import LateBinding
 from ...router.peer_exchange import BEAT_S, GATHER_S
 from ...router.policy.base import Policy, RoutingRequest
-from ...router.policy.rates import ReplicaRates
+from ...router.policy.rates import Kinds, ReplicaRates
 from .block_cache import NO_PARENT, BlockCache
 from .costs import ReplicaCosts
 from .replica import SimSequence, SimulatedReplica
@@ -67,7 +67,7 @@ class _Member:
 class _Router:
     """One ingress: the production core and index."""
 
-    __slots__ = ("core", "index", "members", "pumping", "telling")
+    __slots__ = ("core", "index", "kinds", "members", "pumping", "telling")
 
     def __init__(self, setup: Setup, clock: Callable[[], float], tokens_per_id: int, seed: int) -> None:
         self.index = PrefixIndex()
@@ -76,6 +76,7 @@ class _Router:
             self.index, policy, clock, late=setup.late, tokens_per_id=tokens_per_id, history=1, name=str(seed)
         )
         self.members: dict[ReplicaId, _Member] = {}
+        self.kinds = Kinds()
         self.pumping = False
         self.telling = False
 
@@ -105,8 +106,12 @@ class SimulatedCluster:
                 router.core.peers.on_news = partial(self._tell_soon, router)
                 self._beat(router)
         self._replicas: dict[ReplicaId, SimulatedReplica] = {}
-        for number in range(setup.num_replicas):
-            self._start(ReplicaId(f"r{number}"), slow=number < setup.slow_share * setup.num_replicas)
+        slow, usual = setup.costs.slowed(2.0), setup.costs
+        self._costs = {
+            ReplicaId(f"r{number}"): slow if number < setup.slow_share * setup.num_replicas else usual
+            for number in range(setup.num_replicas)
+        }
+        self._start(list(self._costs))
 
     def run(self) -> Results:
         """Play it to the end."""
@@ -187,31 +192,42 @@ class SimulatedCluster:
         others = [other for other in self._routers if other is not router]
         self._schedule(self._setup.word_lag_s, lambda: [other.core.peers.hear(word) for other in others])
 
-    def _start(self, name: ReplicaId, *, slow: bool = False) -> None:
-        costs = self._setup.costs.slowed(2.0) if slow else self._setup.costs
-        blocks = costs.kv_tokens // self._trace.block_tokens
-        info = _announcement(name, Epoch(next(self._epochs)), costs, blocks)
+    def _start(self, names: Sequence[ReplicaId]) -> None:
+        blocks = self._setup.costs.kv_tokens // self._trace.block_tokens
+        infos = [_announcement(name, Epoch(next(self._epochs)), self._costs[name], blocks) for name in names]
+        for router in self._routers:
+            kinds = router.kinds.of([*(member.info for member in router.members.values()), *infos])
+            for info in infos:
+                router.members[info.replica] = _Member(info, ReplicaRates(kinds[info.replica]))
+                router.core.join(router.members[info.replica])
+        for info in infos:
+            self._run_replica(info.replica, info.epoch)
+
+    def _run_replica(self, name: ReplicaId, epoch: Epoch) -> None:
         self._seqs[name], self._pending[name] = 0, []
         cache = BlockCache(
-            blocks,
+            self._setup.costs.kv_tokens // self._trace.block_tokens,
             lambda parent, ids: self._pending[name].append(self._stored(parent, ids)),
             lambda ids: self._pending[name].append(BlocksRemoved(tuple(map(self._hash, ids)))),
         )
-        members = [_Member(info, ReplicaRates(info.prefill_tokens_per_s, info.decode_step_s)) for _ in self._routers]
-        for router, member in zip(self._routers, members, strict=True):
-            router.members[name] = member
-            router.core.join(member)
 
         def told(load: Load) -> None:
-            for router, member in zip(self._routers, members, strict=True):
-                member.load = load
+            for router in self._routers:
+                router.members[name].load = load
                 place = router.core.fleet.place(name)
                 if place is not None:
                     router.core.fleet.told(place, load)
-            self._publish(name, info.epoch)
+            self._publish(name, epoch)
 
         self._replicas[name] = SimulatedReplica(
-            costs, self._trace.block_tokens, cache, self._clock, self._schedule, self._first, self._end, told
+            self._costs[name],
+            self._trace.block_tokens,
+            cache,
+            self._clock,
+            self._schedule,
+            self._first,
+            self._end,
+            told,
         )
 
     def _first(self, sequence: SimSequence) -> None:
@@ -265,7 +281,7 @@ class SimulatedCluster:
             router.core.leave(name)
             router.index.drop(name)
             del router.members[name]
-        self._schedule(self._setup.restart_after, lambda: self._start(name))
+        self._schedule(self._setup.restart_after, lambda: self._start([name]))
         for sequence in lost:
             router, ticket, outcome = sequence.tag
             router.core.finish(ticket)

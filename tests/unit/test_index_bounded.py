@@ -13,7 +13,7 @@ from warmroot.kv_store.hashing import chain, namespace_root, pack_tokens, salted
 from warmroot.kv_store.index import PrefixIndex
 from warmroot.router.core import RoutingCore
 from warmroot.router.policy import RoutingRequest, make_policy
-from warmroot.router.policy.rates import ReplicaRates
+from warmroot.router.policy.rates import Kind, ReplicaRates
 
 BLOCK = 4
 ROOT = namespace_root("m")
@@ -72,7 +72,7 @@ def test_what_is_in_flight_is_forgotten_when_it_has_landed():
     clock = Clock()
     core = RoutingCore(PrefixIndex(), make_policy(rng=random.Random(0)), clock, history=8)
     for name in "ab":
-        core.join(SimpleNamespace(info=info(name), load=Load(max_num_seqs=64), rates=ReplicaRates(1000.0, 0.01)))
+        core.join(SimpleNamespace(info=info(name), load=Load(max_num_seqs=64), rates=ReplicaRates(Kind(1000.0, 0.01))))
     flying = deque()
     for number in range(5000):
         clock.now += 0.1

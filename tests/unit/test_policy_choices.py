@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from warmroot.cluster.errors import ConfigError
 from warmroot.router.policy import POLICIES, Candidates, Column, RoutingRequest, make_policy
-from warmroot.router.policy.rates import ReplicaRates
+from warmroot.router.policy.rates import Kind, ReplicaRates
 from warmroot.router.policy.sessions import Sessions
 
 
@@ -182,7 +182,7 @@ def test_a_tie_never_gives_up_what_is_cached():
 
 
 def test_wild_measurements_move_the_rates_only_so_far():
-    rates = ReplicaRates(1000.0, 0.01)
+    rates = ReplicaRates(Kind(1000.0, 0.01))
     rates.observe_prefill(10, 1000.0)
     for garbage in (0.0, -1.0, float("nan"), float("inf")):
         rates.observe_prefill(1000, garbage)
@@ -200,7 +200,7 @@ def test_wild_measurements_move_the_rates_only_so_far():
 
 
 def test_rates_find_the_fixed_and_the_growing_part_of_a_prefill():
-    rates, rng = ReplicaRates(1000.0, 0.01), random.Random(0)
+    rates, rng = ReplicaRates(Kind(1000.0, 0.01)), random.Random(0)
     for _ in range(300):
         tokens = rng.choice([50, 500, 5000])
         rates.observe_prefill(tokens, (0.03 + tokens / 4000) * rng.uniform(0.9, 1.1))
@@ -211,7 +211,23 @@ def test_rates_find_the_fixed_and_the_growing_part_of_a_prefill():
     assert rates.decode_step_s == pytest.approx(0.02, rel=0.01)
 
 
+def test_replicas_of_a_kind_are_as_fast_as_each_other_until_one_clearly_is_not():
+    rng, kind = random.Random(1), Kind(1000.0, 0.01)
+    equals, slow = [ReplicaRates(kind) for _ in range(7)], ReplicaRates(kind)
+    for _ in range(100):
+        for rates in [*equals, slow]:
+            takes = rng.lognormvariate(0.0, 0.3) * (2.0 if rates is slow else 1.0)
+            tokens = rng.choice([50, 500, 5000])
+            rates.observe_prefill(tokens, (0.03 + tokens / 1000) * takes)
+            rates.observe_decode(0.02 * takes, 1.0)
+    factors = [factor for rates in equals for factor in (rates.prefill_factor, rates.step_factor)]
+    assert all(0.9 < factor < 1.1 for factor in factors) and factors.count(1.0) >= 7
+    assert 1.5 < slow.prefill_factor < 2.1 and 1.5 < slow.step_factor < 2.1
+    newcomer = ReplicaRates(kind)
+    assert newcomer.decode_step_s == pytest.approx(0.02, rel=0.15)
+
+
 @pytest.mark.parametrize("seed", [0.0, -5.0, float("nan"), float("inf")])
 def test_a_useless_seed_is_replaced(seed):
-    rates = ReplicaRates(seed, seed)
+    rates = ReplicaRates(Kind(seed, seed))
     assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (1000.0, 0.02)

@@ -18,7 +18,7 @@ from warmroot.router.peers import SILENT_S, PeerLoad, Peers, fingerprint
 from warmroot.router.policy import RoutingRequest, make_policy
 from warmroot.router.policy.base import Prefix
 from warmroot.router.policy.in_flight import LINGER_S, Account, InFlight
-from warmroot.router.policy.rates import ReplicaRates
+from warmroot.router.policy.rates import Kind, ReplicaRates
 
 ROOT = namespace_root("m")
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -202,7 +202,7 @@ class Idle:
     def __init__(self, name):
         self.info = replica_info(name)
         self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
-        self.rates = ReplicaRates(1000.0, 0.01)
+        self.rates = ReplicaRates(Kind(1000.0, 0.01))
 
 
 def test_routers_that_get_one_request_each_do_not_herd():
