@@ -16,6 +16,7 @@ from ..router.peer_exchange import PeerExchange
 from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
 from ..router.trace_recorder import TraceRecorder
+from ..router.warm_up import HotKeeper
 
 CARD_POLL_S = 0.1
 
@@ -27,7 +28,9 @@ class ClusterClient:
         self, bus: ClusterBus, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend
     ) -> None:
         self._bus = bus
-        self._exchange = PeerExchange(bus, dispatcher.core.peers, uuid.uuid4().hex)
+        name = uuid.uuid4().hex
+        self._exchange = PeerExchange(bus, dispatcher.core.peers, name)
+        self._keeper = HotKeeper(bus, dispatcher, name)
         self.card = card
         self.membership = membership
         self.dispatcher = dispatcher
@@ -65,11 +68,13 @@ class ClusterClient:
         client = cls(bus, card, membership, dispatcher, frontend)
         await membership.start()
         client._exchange.start()
+        client._keeper.start()
         return client
 
     async def close(self) -> None:
         """Disconnect from replicas and bus."""
         self._exchange.close()
+        self._keeper.close()
         await self.membership.close()
         await self._bus.close()
 

@@ -7,7 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, StartupNote, 
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
+from ..router.warm_up import warm_up
 from .embedded_bus import open_bus
 from .event_publisher import EventPublisher
 from .kernels.library import native
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from .parallel.gang_config import GangConfig
 
 
+WARM_UP_S = 30.0
+"""How long a replica may compute hot prefixes before it is announced."""
 FAREWELL_S = 1.0
 """How long a replica that has failed may take to say so."""
 
@@ -70,6 +73,7 @@ class Replica:
         self._card = self._host.card(token)
         with suppress(ConnectionError):  # the first snapshot brings it again
             await self._bus.put_card(self._card)
+        await self._warm_up()
         await self._publisher.start()
         self._exits.push_async_callback(self._publisher.close)
         await self._note(StartupNote(stage="ready"))
@@ -97,18 +101,9 @@ class Replica:
             prompt_token_ids=request["prompt_token_ids"],
             params=params if params.seed is not None else replace(params, seed=secrets.randbits(63)),
         )
-        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        self._plain[source.request_id] = deltas
-        try:
-            self._engine.add(source)
-            while True:
-                delta = await deltas.get()
+        async with aclosing(self._deltas(source)) as deltas:
+            async for delta in deltas:
                 yield asdict(delta)
-                if delta.finish_reason is not None:
-                    return
-        finally:
-            del self._plain[source.request_id]
-            self._engine.abort(source.request_id)
 
     def record_replica_metadata(self) -> dict[str, str]:
         """Asked by Serve once; every router sees it."""
@@ -133,6 +128,36 @@ class Replica:
         from .engine_host import EngineHost
 
         return EngineHost.load(config, self._report, _start_crew)
+
+    async def _deltas(self, source: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Of a request that did not come over the channel."""
+        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._plain[source.request_id] = deltas
+        try:
+            self._engine.add(source)
+            while True:
+                delta = await deltas.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            del self._plain[source.request_id]
+            self._engine.abort(source.request_id)
+
+    async def _warm_up(self) -> None:
+        """Before it is announced: who comes new or again must not begin with nothing while others have it all."""
+        await self._note(StartupNote(stage="computing hot prefixes"))
+        try:
+            num_held = await asyncio.wait_for(warm_up(self._bus, self.info, self._run), WARM_UP_S)
+        except (ConnectionError, WarmrootError, asyncio.TimeoutError) as error:
+            logger.info("replica %s starts with what it has: %s", self._id, error or "warming up took too long")
+        else:
+            logger.info("replica %s holds %d hot prefixes", self._id, num_held)
+
+    async def _run(self, request: GenerateRequest) -> None:
+        async with aclosing(self._deltas(request)) as deltas:
+            async for _ in deltas:
+                pass
 
     async def _snapshot(self) -> list[KvEvent]:
         # A bus that wants a snapshot may have been restarted: it does not know the model either.

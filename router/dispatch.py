@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import cast
 
 from ..cluster.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError, ServerError, WarmrootError
+from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..kv_store.hashing import pack_tokens
+from ..kv_store.heat import HeatWindow
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .explain import explained
 from .late_binding import LateBinding
@@ -43,6 +45,9 @@ class Dispatcher:
         history: int = HISTORY,
     ) -> None:
         self.core = RoutingCore(membership.index, policy, clock, late=late, history=history)
+        self.heat = HeatWindow(clock)
+        """What this router's requests share."""
+        self._clock = clock
         self._membership = membership
         self._wait_s = wait_s
         self._synced: Sequence[Member] | None = None
@@ -69,8 +74,31 @@ class Dispatcher:
                         yield delta
             finally:
                 stream.close()
+                self._note_heat(question, ticket, first.cached_tokens or 0)
         finally:
             self.core.finish(ticket, num_tokens)
+
+    async def run_on(self, replica: ReplicaId, request: GenerateRequest) -> None:
+        """Have one replica serve a request that nobody waits for. Raises what refuses or fails it."""
+        ticket = self.core.assign(_question(request), replica)
+        try:
+            stream = await cast(Member, ticket.member).client.submit(request)
+            try:
+                async for _ in stream:
+                    pass
+            finally:
+                stream.close()
+        finally:
+            self.core.finish(ticket)
+
+    def ready(self) -> Sequence[Member]:
+        """Who can be given a request now: the same object until that changes."""
+        return self._membership.ready()
+
+    def sync(self) -> RoutingCore:
+        """The core, with the latest word of all who are ready."""
+        self._sync(self.ready())
+        return self.core
 
     def replicas(self) -> list[ReplicaStatus]:
         """Every known replica."""
@@ -87,6 +115,16 @@ class Dispatcher:
     def store(self) -> StoreStatus:
         """What the index is fed from."""
         return self._membership.store()
+
+    def _note_heat(self, question: RoutingRequest, ticket: Ticket, cached_tokens: int) -> None:
+        """Before the ticket ends: it holds a slot, and had the replica to itself while its prompt was computed."""
+        member = ticket.member
+        if member is None or not cached_tokens:
+            return
+        info, uncached = member.info, question.prompt_tokens - cached_tokens
+        busy_s = member.rates.prefill_s(uncached) + (self._clock() - ticket.first_at) / info.max_num_seqs
+        namespace = BlockHash(info.kv_namespace)
+        self.heat.note(namespace, info.block_size, question.salt, question.tokens, cached_tokens, busy_s)
 
     async def _submit(self, question: RoutingRequest) -> Ticket:
         """A ticket that is bound to a replica."""

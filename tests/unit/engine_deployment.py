@@ -102,6 +102,17 @@ class Deployment:
         await self.membership.follower.follow_once(0.0)
         await self.membership.follower.follow_once(0.0)
 
+    async def join(self, name):
+        """A replica more; who knows it may warm it up before ``follow`` announces it."""
+        self.replicas[name] = EngineReplica(name, self.bus)
+        return self.replicas[name]
+
+    async def drain(self, name):
+        """It gives its lease back, and stays connected."""
+        await self.bus.leave(name, 1)
+        del self.replicas[name]
+        await self.follow()
+
     async def ask(self, key, **fields):
         """(replica, cached tokens)."""
         transport = httpx.ASGITransport(self.app)
