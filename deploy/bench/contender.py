@@ -24,7 +24,14 @@ class ContenderError(ServerError):
 class Contender:
     """A peer's process. ``python`` is the interpreter that has the engine installed."""
 
-    def __init__(self, name: str, module: str, settings: Mapping[str, Any], python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        settings: Mapping[str, Any],
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._scratch = tempfile.TemporaryDirectory(prefix="warmroot-bench-")
         self._process = subprocess.Popen(
@@ -33,7 +40,7 @@ class Contender:
             stdout=subprocess.PIPE,
             text=True,
             cwd=self._scratch.name,
-            env=_environment(Path(self._scratch.name), int(settings["threads"])),
+            env=_environment(Path(self._scratch.name), int(settings["threads"])) | dict(environment or {}),
         )
         try:
             self.facts = self._ask(settings)

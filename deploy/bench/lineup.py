@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cluster.errors import ConfigError
+from ...cluster.weight_formats import ON_LOAD
 from .checkpoint import as_folder
 from .contender import Contender
 from .precision import PACKED, GgufCopy, bits, named
@@ -48,11 +49,13 @@ class Entry:
         """Class of the precision."""
         return bits(self.precision)
 
-    def start(self, note: Callable[[str], None], **changed: Any) -> Contender:
-        """Start it, with changed settings. Raises ContenderError."""
+    def start(
+        self, note: Callable[[str], None], environment: Mapping[str, str] | None = None, **changed: Any
+    ) -> Contender:
+        """Start it, with changed settings and variables. Raises ContenderError."""
         weights = {} if self.gguf is None else {"model": str(self.gguf.path(note))}
         note(f"starting {self.name}")
-        return Contender(self.name, self.module, {**self.settings, **weights, **changed}, self.python)
+        return Contender(self.name, self.module, {**self.settings, **weights, **changed}, self.python, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def our_entry(options: Namespace, common: dict[str, Any], precision: str, model:
         precision=precision,
         module="warmroot_peer",
         settings={**common, "model": str(model), "precision": precision, "num_kv_blocks": None},
-        gguf=_gguf(options, precision, model, scratch) if bits(precision) <= 8 and precision != "int8" else None,
+        gguf=_gguf(options, precision, model, scratch) if bits(precision) <= 8 and precision not in ON_LOAD else None,
     )
 
 

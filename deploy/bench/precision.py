@@ -7,10 +7,11 @@ from pathlib import Path
 
 import gguf
 
+from ...cluster.weight_formats import ON_LOAD
 from .contender import Contender
 
-OURS = ("fp32", "fp16", "bf16", "int8", "q8_0", "q4_0", "q4_1", "file")
-"""Of our own contenders: int8 quantises at load, the last four are GGUF tensors used as packed."""
+OURS = ("fp32", "fp16", "bf16", *ON_LOAD, "q8_0", "q4_0", "q4_1", "file")
+"""Of our own contenders: what begins with int quantises at load, the last four are GGUF tensors used as packed."""
 PACKED = ("q8_0", "q4_0", "q4_1", "file")
 LLAMA = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "file")
 VLLM = ("fp32", "fp16", "bf16")

@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|router|kv|parallel``."""
+"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|parallel``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +13,7 @@ BENCHES = {
     "routing": "cached tokens and time to first token under each routing policy",
     "router": "lookups, decisions, events and start of a router, beside the rivals that are installed",
     "kv": "KV formats: bytes, decode speed at long contexts, and quality",
+    "weights": "forms of the weights: bytes, load time, speed and quality",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
 }
 

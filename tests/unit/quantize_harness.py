@@ -34,7 +34,7 @@ CONFIG = {
 }
 
 
-def write_model(folder, bias=False):
+def write_model(folder, bias=False, tokenizer=False):
     """Random, with some loud channels, as real models have."""
     generator = torch.Generator().manual_seed(0)
 
@@ -54,7 +54,19 @@ def write_model(folder, bias=False):
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"attention_bias": bias, "mlp_bias": bias}))
+    if tokenizer:
+        write_tokenizer(folder)
     return folder
+
+
+def write_tokenizer(folder):
+    """Of bytes, some of them alike: any text has tokens, in the range of a small vocabulary."""
+    vocab = {"t0": 0} | {chr(ordinal): ordinal - 31 for ordinal in range(32, 32 + VOCAB - 1)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "t0"}
+    split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "model": model, "pre_tokenizer": split, "added_tokens": []})
+    )
 
 
 def samples(count=8, length=32):

@@ -202,16 +202,16 @@ def test_the_packaged_model_keeps_its_tokenizer(tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_said(model, tmp_path, capsys, flags, message):
-    (model / "tokenizer.json").write_text(json.dumps(_words()))
+    harness.write_tokenizer(model)
     assert main(["quantize", str(model), "--output", str(tmp_path / "out"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_the_command_writes_a_checkpoint(model, tmp_path, capsys):
-    (model / "tokenizer.json").write_text(json.dumps(_words()))
+    harness.write_tokenizer(model)
     text = tmp_path / "text.txt"
-    text.write_text(" ".join(f"t{number * 7 % harness.VOCAB}" for number in range(600)))
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
     flags = ["--group-size", "32", "--calibration", str(text), "--samples", "4", "--length", "32", "--threads", "1"]
     assert main(["quantize", str(model), "--output", str(tmp_path / "out"), *flags]) == 0
     output = capsys.readouterr()
@@ -234,14 +234,3 @@ def test_calibration_text_that_is_too_short(tmp_path):
     path.write_text("word " * 100)
     with pytest.raises(ConfigError, match="has 100 tokens, which is 3 samples of 32; give more text"):
         calibration_samples(lambda text: text.split(), str(path), num_samples=4, length=32)
-
-
-def _words():
-    """A tokenizer of whole words."""
-    vocab = {f"t{number}": number for number in range(harness.VOCAB)}
-    return {
-        "version": "1.0",
-        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "t0"},
-        "pre_tokenizer": {"type": "Whitespace"},
-        "added_tokens": [],
-    }

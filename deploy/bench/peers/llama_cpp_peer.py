@@ -4,11 +4,13 @@ Each step is one batch: a token of every running sequence, then prompt tokens up
 """
 
 import ctypes
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp  # pyright: ignore[reportMissingImports]
+import numpy
 
 from .protocol import Job, News, serve
 
@@ -33,13 +35,14 @@ class LlamaCppBackend:
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p(0))
-        path = settings["model"]
+        path, began = settings["model"], time.monotonic()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self._context = llama_cpp.llama_init_from_model(self._model, _context_params(settings))
         if not self._context:
             raise RuntimeError("llama.cpp cannot make a context: is max_num_seqs above its limit?")
+        load_s = time.monotonic() - began
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._sampler = llama_cpp.llama_sampler_init_greedy()
         self._batch = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
@@ -51,6 +54,7 @@ class LlamaCppBackend:
             "system": llama_cpp.llama_print_system_info().decode(),
             "dtype": settings["dtype"],
             "threads": settings["threads"],
+            "load_s": load_s,
             "driver": "llama_decode, continuous batches",
         }
 
@@ -73,6 +77,27 @@ class LlamaCppBackend:
         if llama_cpp.llama_decode(self._context, self._batch):
             raise RuntimeError("llama_decode failed: the context is too small")
         return [self._sample(slot, position) for slot, position in outputs]
+
+    def score(self, prompt: list[int]) -> dict[str, Any]:
+        """Of each token but the first, after those before it: see ``quality.Scores``. Up to 2,048 tokens."""
+        self.reset()
+        self._batch.n_tokens = 0
+        self._put(0, prompt, 0, last=True)
+        for row in range(len(prompt)):
+            self._batch.logits[row] = True
+        if llama_cpp.llama_decode(self._context, self._batch):
+            raise RuntimeError("llama_decode failed: the context is too small")
+        size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        rows = numpy.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (len(prompt), size))
+        logits = rows[:-1].astype(numpy.float64)
+        logits -= numpy.logaddexp.reduce(logits, axis=1, keepdims=True)
+        best = numpy.partition(logits, -2, axis=1)[:, -2:]
+        self.reset()
+        return {
+            "logprobs": logits[numpy.arange(len(logits)), prompt[1:]].tolist(),
+            "argmax": logits.argmax(1).tolist(),
+            "margins": (best[:, 1] - best[:, 0]).tolist(),
+        }
 
     def _fill(self) -> list[tuple[int, int]]:
         """Fill the batch; (slot, position in the batch) of each sequence that gets a token."""

@@ -8,6 +8,7 @@ import torch
 from ....actors.runner.load import KvMemoryConfig, load_runner
 from ....actors.runner.runner import ModelRunner
 from ....actors.runner.threads import use_threads
+from ....cluster.weight_formats import ON_LOAD
 
 _DENSE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions for which weights are dequantised, with their dtype; GGUF types mean the file as packed."""
@@ -31,7 +32,7 @@ def weights_format(precision: str) -> tuple[str, str]:
     """(``dtype``, ``quantization``) of the configuration."""
     if precision in _DENSE:
         return _DENSE[precision], "none"
-    return "auto", "int8" if precision == "int8" else "auto"
+    return "auto", precision if precision in ON_LOAD else "auto"
 
 
 def facts(settings: dict[str, Any], runner: ModelRunner) -> dict[str, Any]:

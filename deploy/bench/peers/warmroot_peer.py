@@ -25,7 +25,9 @@ class WarmrootBackend:
     """See ``warmroot_model.load`` for the settings."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        began = time.monotonic()
         runner = load(settings)
+        load_s = time.monotonic() - began
 
         def engine(prefix_caching: bool) -> Engine:
             config = EngineConfig(
@@ -41,7 +43,7 @@ class WarmrootBackend:
         self._engine = self._engines["cached"]
         self._ids = itertools.count()
         self._index: dict[RequestId, int] = {}
-        self.facts = {**facts(settings, runner), "driver": "Engine.step"}
+        self.facts = {**facts(settings, runner), "load_s": load_s, "driver": "Engine.step"}
 
     def select(self, variant: str) -> None:
         """With the prefix cache or without."""
