@@ -9,10 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from warmroot.actors.embedded_bus import find_bus
+
 from .cluster_harness import Cluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
+HOT = "A polite assistant who knows everything about bottles and beer answers. " * 12
 STREAM = {"model": "smollm2", "max_tokens": 600, "ignore_eos": True, "stream": True}
 
 
@@ -34,8 +37,10 @@ async def read_stream(
 
 async def test_a_killed_replica_fails_its_own_requests_and_comes_back(cluster: Cluster):
     cluster.wait_idle()
-    victim = cluster.replicas()[0].info
+    before = cluster.replicas()
+    victim = before[0].info
     async with httpx.AsyncClient(base_url=cluster.url, timeout=120, trust_env=False) as client:
+        await heat(client)
         started = [asyncio.Event() for _ in range(12)]
         streams = [asyncio.create_task(read_stream(client, *numbered)) for numbered in enumerate(started)]
         while sum(event.is_set() for event in started) < 4:  # there is room for four, and none is through by then
@@ -51,9 +56,39 @@ async def test_a_killed_replica_fails_its_own_requests_and_comes_back(cluster: C
                 assert error is None
         await check_only_others_serve(client, victim.replica)
     wait_until(lambda: len(cluster.replicas()) == 2, 120, cluster.handle.replicas)
-    assert victim.replica not in {replica.info.replica for replica in cluster.replicas()}
+    known = {replica.info.replica for replica in before}
+    (new,) = {replica.info.replica for replica in cluster.replicas()} - known
+    await check_is_warm(cluster, new)
     await check_all_serve(cluster)
     cluster.wait_idle()
+
+
+async def heat(client: httpx.AsyncClient) -> None:
+    """Use a prefix until the cluster knows that it is hot."""
+    bus = find_bus()
+    assert bus is not None
+    for number in range(100):
+        response = await client.post(
+            "/v1/completions", json={"model": "smollm2", "prompt": f"{HOT}{number}", "max_tokens": 1}
+        )
+        assert response.status_code == 200, response.text
+        if any(prefix.heat for prefix in await bus.hot(1)):
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError("no router tells what is hot")
+
+
+async def check_is_warm(cluster: Cluster, replica: str) -> None:
+    """It has the prefix without having been asked for it."""
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=120, trust_env=False) as client:
+        response = await client.post(
+            "/v1/completions",
+            json={"model": "smollm2", "prompt": f"{HOT}What?", "max_tokens": 1},
+            headers={"x-warmroot-explain": "1"},
+        )
+    candidates = json.loads(response.headers["x-warmroot-routing"])["candidates"]
+    (cached,) = [one["cached_tokens"] for one in candidates if one["replica"] == replica]
+    assert cached >= 128, candidates
 
 
 async def check_only_others_serve(client: httpx.AsyncClient, victim: str) -> None:
