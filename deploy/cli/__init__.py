@@ -16,6 +16,8 @@ COMMANDS = {
     "status": "show the models, replicas and load of a running endpoint",
     "plan": "say what a model needs and how many sequences fit",
     "simulate": "replay a trace on simulated replicas, under any routing policy",
+    "train-medusa": "train heads that guess several tokens ahead of a model",
+    "train-draft": "train a small model that drafts for a model",
     "quantize": "write a checkpoint with quantised weights: rounding, GPTQ or AWQ",
     "calibrate": "measure a replica's step costs, for simulate",
     "bench": "measure: engine, curves, overhead or routing",
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 it failed, 2 the user can mend it, 130 interrupted."""
     arguments = _parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
-        return import_module(f".{arguments.command}", __name__).main(arguments.arguments)
+        return import_module("." + arguments.command.replace("-", "_"), __name__).main(arguments.arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -51,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="warmroot",
         description="LLM serving on Ray that sends each request to the replica where its prefix is still warm.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+        + "\n".join(f"  {name:<14}{text}" for name, text in COMMANDS.items())
         + "\n\nwarmroot COMMAND --help describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
