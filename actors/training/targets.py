@@ -53,7 +53,9 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (declared without the tensors' number)
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
         log_q, places, probs = ctx.saved_tensors
         rest = log_q.exp_().mul_(probs.sum(1, keepdim=True)).scatter_add_(1, places, -probs)
         return rest.mul_(gradient / max(1, len(rest))).to(ctx.dtype), None, None

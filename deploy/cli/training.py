@@ -121,9 +121,11 @@ class Training:
             f"{corpus.num_written:,} tokens in {len(corpus.texts):,} texts; {vocabulary.size:,} tokens make up"
             f" {vocabulary.coverage(held_out):.1%} of those that were held out"
         )
-        features = [self._features(name, texts) for name, texts in (("train", train), ("held-out", held_out))]
+        lessons = Lessons(
+            train, held_out, self._features("train", train), self._features("held-out", held_out), vocabulary
+        )
         torch.set_num_threads(self._options.threads)  # from here on torch computes
-        return Lessons(train, held_out, *features, vocabulary)
+        return lessons
 
     def _write(self, corpus: Corpus) -> None:
         wanted = self._options.tokens
