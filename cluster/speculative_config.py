@@ -51,6 +51,11 @@ class SpeculativeConfig(BaseModel):
         """Whether drafts come from layers, rather than from the tokens alone."""
         return self.method != "ngram"
 
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether ``model`` is a model, rather than heads of the one that verifies."""
+        return self.method == "draft_model"
+
     @model_validator(mode="after")
     def _fits_together(self) -> "SpeculativeConfig":
         has_model = self.method in ("draft_model", "medusa")

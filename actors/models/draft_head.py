@@ -52,7 +52,7 @@ def load_draft_model(path: Path, *, dtype: str, device: torch.device) -> Decoder
     if weight.shape != shape or not 0 <= int(token_map.min()) <= int(token_map.max()) < vocab_size:
         raise ModelLoadError(f"{file}: {HEAD} {list(weight.shape)} and {TOKEN_MAP} do not fit the model beside them")
     reduced = copy(decoder)
-    reduced.head = ReducedHead(_method(decoder).prepare(weight, None), token_map.to(decoder.device), vocab_size)
+    reduced.head = ReducedHead(head_method(decoder).prepare(weight, None), token_map.to(decoder.device), vocab_size)
     return reduced
 
 
@@ -64,7 +64,8 @@ def _read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
         raise ModelLoadError(f"{file}: {HEAD} and {TOKEN_MAP} cannot be read: {error}") from error
 
 
-def _method(decoder: Decoder) -> LinearMethod:
+def head_method(decoder: Decoder) -> LinearMethod:
+    """How heads are computed that draft for a model, or in it."""
     if decoder.device.type == "cpu" and NativeMethod.is_available():
         return NativeMethod(WeightFormat.F16)
     return DenseMethod(decoder.dtype, decoder.device)

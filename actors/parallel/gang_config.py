@@ -34,7 +34,7 @@ class GangConfig:
     max_num_seqs: int = 256
     speculation: SpeculativeConfig | None = None
     draft_path: Path | None = None
-    """The model that drafts, if that is what ``speculation`` asks for."""
+    """The model that drafts, or the folder of Medusa heads, if that is what ``speculation`` asks for."""
     start_s: float = 600.0
     """Seconds that loading may take."""
     step_s: float = 30.0

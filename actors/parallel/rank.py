@@ -176,7 +176,7 @@ class Rank:
         self._kv_bytes = num_blocks * page_bytes(decoder.spec, layout, kv_dtype)
         if draft is not None:
             self._kv_bytes += num_blocks * draft_page_bytes(draft.spec, decoder.spec, layout, kv_dtype)
-        drafts = self._drafts = RankDrafts(config.speculation, shard, decoder)
+        drafts = self._drafts = RankDrafts(config, shard, decoder)
         return ModelRunner(
             decoder,
             layout,

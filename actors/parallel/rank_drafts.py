@@ -1,8 +1,8 @@
 """What a rank of a gang has to do with drafts.
 
-A drafting model is whole on each rank that samples, and has pages of its own there. The model's own first layers draft
-where they are: on all ranks of a stage together. Where they are in another stage than the head, the rank that samples
-has copies of them, which are a drafting model like any other.
+A drafting model is whole on each rank that samples, and has pages of its own there. So are Medusa's heads, which have
+none. The model's own first layers draft where they are: on all ranks of a stage together. Where they are in another
+stage than the head, the rank that samples has copies of them, which are a drafting model like any other.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def load_draft(config: GangConfig, shard: Shard, device: torch.device) -> Decode
     speculation = config.speculation
     if speculation is None or not shard.own.samples:
         return None
-    if config.draft_path is not None:
+    if config.draft_path is not None and speculation.drafts_with_model:
         return load_draft_model(config.draft_path, dtype=config.dtype, device=device)
     if speculation.method != "layer_skip" or config.topology.pp == 1:
         return None
@@ -55,8 +55,9 @@ def _num_layers(speculation: SpeculativeConfig, shard: Shard) -> int:
 class RankDrafts:
     """Makes a rank's drafter, and lets the rank take part in the drafts of others."""
 
-    def __init__(self, speculation: SpeculativeConfig | None, shard: Shard, decoder: Decoder) -> None:
-        self._speculation = speculation
+    def __init__(self, config: GangConfig, shard: Shard, decoder: Decoder) -> None:
+        self._speculation = config.speculation
+        self._draft_path = config.draft_path
         self._shard = shard
         self._decoder = decoder
         self._passes: SharedPasses | None = None
@@ -72,7 +73,7 @@ class RankDrafts:
             return lambda kv: self._by_shared_layers(speculation, kv)
         if not self._shard.own.samples:
             return None
-        return drafter_of(speculation, self._decoder, layout, num_blocks, kv_dtype, draft)
+        return drafter_of(speculation, self._decoder, layout, num_blocks, kv_dtype, draft, self._draft_path)
 
     def _by_shared_layers(self, speculation: SpeculativeConfig, kv: KvMemory) -> Drafts:
         groups, exchanges = self._shard.groups, self._shard.layout.topology.exchanges_tokens

@@ -56,12 +56,14 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model and give it KV memory. Raises ModelLoadError and ConfigError.
 
-    ``draft_path`` is the model that drafts, if that is what ``speculation`` asks for.
+    ``draft_path`` is the model that drafts, or the folder of Medusa heads, if that is what ``speculation`` asks for.
     """
     device = device or default_device()
     decoder = load_model(path, dtype=dtype, quantization=quantization, device=device, progress=progress)
     layout = KvLayout.of(decoder.spec.layer_windows, kv.block_size)
-    draft = None if draft_path is None else load_draft_model(draft_path, dtype=dtype, device=device)
+    draft = None
+    if draft_path is not None and speculation is not None and speculation.drafts_with_model:
+        draft = load_draft_model(draft_path, dtype=dtype, device=device)
     kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs, draft)
     if speculation is None:
         return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
@@ -70,7 +72,7 @@ def load_runner(
         layout,
         num_blocks,
         kv_dtype=kv_dtype,
-        make_drafter=drafter_of(speculation, decoder, layout, num_blocks, kv_dtype, draft),
+        make_drafter=drafter_of(speculation, decoder, layout, num_blocks, kv_dtype, draft, draft_path),
         acceptance_threshold=speculation.acceptance_threshold,
     )
 

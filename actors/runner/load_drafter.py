@@ -1,17 +1,21 @@
 """From configuration to a drafter."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from ...cluster.kv_layout import KvLayout
 from ...cluster.model_spec import ModelSpec
 from ...cluster.speculative_config import SpeculativeConfig
+from ..attention.interface import TreeBackend
 from ..attention.kv_memory import KvMemory, KvType
 from ..models.decoder import Decoder
+from ..models.medusa import load_heads
 from .choice import choice_for
 from .draft_layers import DraftModel, LayerSkip, draft_layout
-from .drafting import Drafter, DraftLayers
+from .drafting import Drafter, DraftLayers, Drafts
+from .medusa import WIDTH, MedusaDrafter
 from .memory import page_bytes
 
 
@@ -22,16 +26,34 @@ def drafter_of(
     num_blocks: int,
     kv_dtype: KvType,
     draft: Decoder | None,
-) -> Callable[[KvMemory], Drafter] | None:
-    """What makes the drafter of a runner from its KV pages; None where no layers draft. Raises ConfigError."""
+    heads: Path | None = None,
+) -> Callable[[KvMemory], Drafts] | None:
+    """What makes the drafter of a runner from its KV pages; None where no layers draft.
+
+    ``heads`` is the folder of Medusa's. Raises ConfigError, ModelLoadError.
+    """
     if not speculation.drafts_on_ranks:
         return None
+    if heads is not None and speculation.method == "medusa":
+        return _medusa(speculation, heads, decoder)
     dtype = draft_dtype(kv_dtype)
     model = None if draft is None else DraftModel(draft, decoder.spec, layout, num_blocks, dtype)
 
-    def make(kv: KvMemory) -> Drafter:
+    def make(kv: KvMemory) -> Drafts:
         layers = model or skipped_layers(speculation, decoder, kv)
         return drafter_over(layers, speculation, decoder, layout.block_size)
+
+    return make
+
+
+def _medusa(speculation: SpeculativeConfig, folder: Path, decoder: Decoder) -> Callable[[KvMemory], Drafts]:
+    """Chains, where the attention cannot read trees, and where pages are quantised: these take tokens in order."""
+    heads = load_heads(folder, decoder)
+
+    def make(kv: KvMemory) -> Drafts:
+        reads_trees = isinstance(decoder.backend, TreeBackend) and kv.open is None
+        widths = speculation.tree or [WIDTH] * heads.num_heads
+        return MedusaDrafter(heads, widths if reads_trees else [1] * len(widths))
 
     return make
 
