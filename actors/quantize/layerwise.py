@@ -12,7 +12,7 @@ from ..attention import make_backend
 from ..models.decoder import Decoder
 from ..models.gguf_source import GgufSource
 from ..models.safetensors_source import SafetensorsSource
-from ..models.spec import is_gguf, read_spec
+from ..models.spec import is_gguf, read_quantization, read_spec
 from ..models.tensors import layer_prefix, wanted_shapes
 from ..models.weights import Weights, WeightSource
 from ..parallel.shard import Shard
@@ -51,7 +51,7 @@ class Layerwise:
 
     def __init__(self, path: Path, settings: QuantizeSettings) -> None:
         spec = read_spec(path)
-        _check_family(spec, settings)
+        _check_model(path, spec, settings)
         shard, device = Shard.whole(spec), torch.device("cpu")
         source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path)
         self._tensors = tuple(wanted_shapes(shard.own))
@@ -163,7 +163,10 @@ def _relative_error(weight: torch.Tensor, wanted: torch.Tensor, gram: torch.Tens
     return output_error(weight - wanted, gram) / max(output_error(wanted, gram), 1e-30)
 
 
-def _check_family(spec: ModelSpec, settings: QuantizeSettings) -> None:
+def _check_model(path: Path, spec: ModelSpec, settings: QuantizeSettings) -> None:
+    stored = read_quantization(path)
+    if stored is not None:
+        raise ConfigError(f"model: {path} is quantised already ({stored.name}); give its original", param="model")
     if spec.mla is not None:
         raise ConfigError(f"model: {spec.architecture} has latent attention, which is not quantised", param="model")
     if spec.moe is not None and settings.method == "awq":

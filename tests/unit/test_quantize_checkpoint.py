@@ -155,6 +155,13 @@ def test_later_layers_see_what_earlier_ones_lost(model):
         assert linear.weight.numel() == 0
 
 
+def test_a_quantised_model_is_not_quantised_again(model, tmp_path):
+    settings = QuantizeSettings(**METHODS["rtn"])
+    quantize(model, tmp_path / "out", settings)
+    with pytest.raises(ConfigError, match=r"is quantised already \(gptq-int4-g32\); give its original"):
+        quantize(tmp_path / "out", tmp_path / "again", settings)
+
+
 def test_large_checkpoints_come_in_shards(model, tmp_path):
     quantize(model, tmp_path / "out", QuantizeSettings(**METHODS["rtn"]), shard_bytes=20_000)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
