@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import ConfigError
-from .kv_formats import KvFormat
-from .kv_layout import KvLayout
+from .kv_formats import KV_FORMATS, KvFormat
+from .kv_layout import KvLayout, blocks_in
 from .model_spec import ModelSpec
 from .parallel_layout import ParallelLayout, RankLayout
 from .topology import Topology
@@ -18,6 +18,25 @@ from .weight_formats import KeptWeights, WeightFormat
 MOST_TP = 8
 """``smallest_fit`` asks for no more ranks of a stage, which share a node."""
 MOST_STAGES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftNeeds:
+    """What drafting layers with weights of their own take, on each rank that samples."""
+
+    weight_bytes: int
+    page_bytes: int = 0
+    """Beside each page of the model's; 0: they cache nothing."""
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec, weights: KeptWeights, kv_format: KvFormat, block_size: int) -> "DraftNeeds":
+        """A whole model that drafts. Its pages are never quantised: fp16 then."""
+        (whole,) = ParallelLayout.of(spec, Topology()).ranks
+        plain = KV_FORMATS["fp16"] if kv_format.is_quantised else kv_format
+        return cls(
+            weight_bytes=whole.weight_bytes(weights),
+            page_bytes=spec.num_layers * whole.kv_page_bytes(plain, block_size),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +49,10 @@ class Needs:
     kv_format: KvFormat
     max_model_len: int
     block_size: int = 16
+    max_num_seqs: int = 256
+    step_tokens: int = 2048
+    """Most tokens of a step. With ``max_num_seqs`` it bounds the open pages of quantised formats."""
+    draft: DraftNeeds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +61,17 @@ class RankPlan:
 
     layout: RankLayout
     weight_bytes: int
+    """Of its part of the model."""
+    draft_weight_bytes: int
+    """Of what drafts here beside it."""
     kv_token_bytes: float
     """One token in all of its layers, as long as every window sees it."""
     page_bytes: int
-    """One page: ``block_size`` tokens of one KV group."""
+    """One page: ``block_size`` tokens of one KV group, and what drafting layers cache of them."""
+    open_page_bytes: int
+    """One page of a quantised format that tokens still join, beside the page itself."""
+    open_pages: int
+    """Most of them."""
     kv_bytes: int
     """What the weights leave; negative when they do not fit."""
 
@@ -49,19 +79,27 @@ class RankPlan:
     def of(cls, layout: RankLayout, pages: KvLayout, needs: Needs) -> "RankPlan":
         """The plan of a rank; ``pages`` are those of the whole model."""
         weight_bytes = layout.weight_bytes(needs.weights)
-        layer_page_bytes = layout.kv_page_bytes(needs.kv_format, needs.block_size)
+        draft = needs.draft if layout.samples and needs.draft is not None else DraftNeeds(weight_bytes=0)
+        slots = pages.stage(layout.layers).slots
         return cls(
             layout=layout,
             weight_bytes=weight_bytes,
+            draft_weight_bytes=draft.weight_bytes,
             kv_token_bytes=layout.kv_token_bytes(needs.kv_format, needs.block_size),
-            page_bytes=pages.stage(layout.layers).slots * layer_page_bytes,
-            kv_bytes=needs.memory_bytes - weight_bytes,
+            page_bytes=slots * layout.kv_page_bytes(needs.kv_format, needs.block_size) + draft.page_bytes,
+            open_page_bytes=slots * layout.kv_open_page_bytes(needs.kv_format, needs.block_size),
+            open_pages=pages.open_pages(needs.max_num_seqs, needs.step_tokens),
+            kv_bytes=needs.memory_bytes - weight_bytes - draft.weight_bytes,
         )
 
     @property
     def num_blocks(self) -> int:
         """Pages that it has room for."""
-        return max(0, self.kv_bytes // self.page_bytes)
+        return blocks_in(self.kv_bytes, self.page_bytes, self.open_page_bytes, self.open_pages)
+
+    def pages_bytes(self, count: int) -> int:
+        """So many pages, and those that may be open beside them."""
+        return count * self.page_bytes + min(count, self.open_pages) * self.open_page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +165,8 @@ class CapacityPlan:
         return max(0, self.num_blocks - 1)  # page 0 is the null page
 
     def _missing(self, rank: RankPlan) -> int:
-        return max(0, self.sequence_bytes(rank) + rank.page_bytes - rank.kv_bytes)
+        least = self.pages.sequence_blocks(self.needs.max_model_len) + 1
+        return max(0, rank.pages_bytes(least) - rank.kv_bytes)
 
 
 def plan_capacity(layout: ParallelLayout, needs: Needs) -> CapacityPlan:

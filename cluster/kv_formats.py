@@ -56,6 +56,10 @@ class KvFormat:
         """Keys and values of ``block_size`` tokens of one KV head."""
         return self.key.page_bytes(head_dim, block_size) + self.value.page_bytes(head_dim, block_size)
 
+    def open_page_bytes(self, head_dim: int, block_size: int) -> int:
+        """Keys of ``block_size`` tokens of one KV head in 16 bits, beside a quantised page that tokens still join."""
+        return 2 * head_dim * block_size if self.is_quantised else 0
+
     def token_bytes(self, head_dim: int, block_size: int) -> float:
         """Keys and values of one token of one KV head; scales per block are spread over its tokens."""
         return self.page_bytes(head_dim, block_size) / block_size

@@ -8,6 +8,11 @@ A model with one kind of layer has one group, and nothing costs more than in a p
 
 from dataclasses import dataclass
 
+OPEN_PAGES = (2, 32)
+"""Of quantised formats, beside those that a step writes: open pages for each running sequence, and for all together."""
+OPEN_SLACK = 1.25
+"""Open pages grow by a quarter at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
@@ -69,3 +74,16 @@ class KvLayout:
     def sequence_blocks(self, num_tokens: int) -> int:
         """Blocks it holds in all groups."""
         return sum(self.blocks_for(group, num_tokens) for group in range(len(self.groups)))
+
+    def open_pages(self, max_num_seqs: int, step_tokens: int) -> int:
+        """Most open pages of a quantised format, where so many sequences run and a step computes so many tokens."""
+        per_sequence, spare = OPEN_PAGES
+        runs = max_num_seqs + step_tokens // self.block_size
+        groups = len(self.groups)
+        return int(OPEN_SLACK * (groups * (per_sequence * max_num_seqs + runs) + spare))
+
+
+def blocks_in(memory_bytes: int, page_bytes: int, open_page_bytes: int, open_pages: int) -> int:
+    """Pages that memory has room for, with up to ``open_pages`` open ones beside them; never more open than others."""
+    most = (memory_bytes - open_pages * open_page_bytes) // page_bytes
+    return max(0, most if most >= open_pages else memory_bytes // (page_bytes + open_page_bytes))

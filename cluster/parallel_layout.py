@@ -130,6 +130,12 @@ class RankLayout:
             return fmt.key.page_bytes(self.spec.mla.cached_size, block_size)
         return len(self.heads.kv) * fmt.page_bytes(self.spec.head_dim, block_size)
 
+    def kv_open_page_bytes(self, fmt: KvFormat, block_size: int) -> int:
+        """Bytes of an open page in one layer, which quantised formats have beside a page that tokens still join."""
+        return (
+            0 if self.spec.mla is not None else len(self.heads.kv) * fmt.open_page_bytes(self.spec.head_dim, block_size)
+        )
+
     def kv_token_bytes(self, fmt: KvFormat, block_size: int = 16) -> float:
         """Bytes of one cached token in all of the rank's layers."""
         return len(self.layers) * self.kv_page_bytes(fmt, block_size) / block_size

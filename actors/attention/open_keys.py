@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...cluster.kv_layout import OPEN_PAGES, OPEN_SLACK
+
 _FIRST_PAGES = 16
 _GRACE_STEPS = 8
 """A complete block whose last tokens may be taken back stays open for so many steps."""
 _MOST_DRAFTS = 32
 """The last tokens that a step writes for a sequence may be drafts (``num_speculative_tokens``)."""
-_SPARE_PAGES = 32
-"""Unfinished blocks of ended sequences are let go one by one, beyond so many and four per running sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class OpenKeys:
         runs = _runs(slots, ends, self._block_size)
         if not self.holds:
             self._close({run.block for run in runs})
+        self._most_seqs = max(self._most_seqs, len(ends))
+        self._make_room({run.block for run in runs})
         reopened: dict[int, int] = {}
         for run in runs:
             if run.block not in self._open and run.first:
@@ -74,8 +76,6 @@ class OpenKeys:
                 self._grace[run.block] = _GRACE_STEPS if run.num_after < _MOST_DRAFTS else 0
             else:
                 self._grace.pop(run.block, None)
-        self._most_seqs = max(self._most_seqs, len(ends))
-        self._trim(len(runs) + 4 * self._most_seqs + _SPARE_PAGES)
         if self.table.device.type != "cpu":
             self.table.copy_(torch.from_numpy(self._array))
         return reopened
@@ -84,8 +84,6 @@ class OpenKeys:
         """The block's page, as the one written last."""
         page = self._open.pop(block, -1)
         if page < 0:
-            if not self._free:
-                self._grow()
             page = self._free.pop()
             self._array[block] = page
         self._open[block] = page
@@ -113,15 +111,22 @@ class OpenKeys:
             else:
                 self._grace[block] = steps - 1
 
-    def _trim(self, most: int) -> None:
-        for block in list(self._open)[: max(0, len(self._open) - most)]:
+    def _make_room(self, written: set[int]) -> None:
+        """For the blocks of a step: those that were written longest ago are let go beyond a bound."""
+        per_sequence, spare = OPEN_PAGES
+        others = [block for block in self._open if block not in written]
+        for block in others[: max(0, len(others) - per_sequence * self._most_seqs - spare)]:
             self.close(block)
+        missing = len(written - self._open.keys()) - len(self._free)
+        if missing > 0:
+            self._grow(max(missing, int(self.num_pages * (OPEN_SLACK - 1.0))))
 
-    def _grow(self) -> None:
+    def _grow(self, count: int) -> None:
         size = self.num_pages
-        self._free = list(range(size, 2 * size))
+        self._free += range(size, size + count)
         for slot, pages in enumerate(self.pages):
-            self.pages[slot] = torch.cat((pages, torch.zeros_like(pages)))
+            more = torch.zeros((count, *pages.shape[1:]), dtype=pages.dtype, device=pages.device)
+            self.pages[slot] = torch.cat((pages, more))
 
 
 def _runs(slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], block_size: int) -> list[_Run]:

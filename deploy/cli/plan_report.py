@@ -37,6 +37,7 @@ def describe(
         "memory_bytes": plan.needs.memory_bytes,
         "weight_bytes": tightest.weight_bytes,
         "copied_weight_bytes": tightest.layout.copied_bytes(plan.needs.weights),
+        "draft_weight_bytes": tightest.draft_weight_bytes,
         "weight_bytes_all_devices": sum(rank.weight_bytes for rank in plan.ranks),
         "kv_format": plan.needs.kv_format.name,
         "kv_token_bytes": tightest.kv_token_bytes,
@@ -45,6 +46,8 @@ def describe(
         "kv_sequence_bytes": plan.sequence_bytes(tightest),
         "kv_bytes": tightest.kv_bytes,
         "page_bytes": tightest.page_bytes,
+        "open_page_bytes": tightest.open_page_bytes,
+        "open_pages": _open_pages(tightest),
         "num_blocks": plan.num_blocks,
         "max_model_len": plan.needs.max_model_len,
         "max_sequences": plan.max_sequences,
@@ -75,6 +78,11 @@ def _model(spec: ModelSpec) -> dict[str, Any]:
         "sliding_layers": len(windows),
         "sliding_window": max(windows, default=None),
     }
+
+
+def _open_pages(rank: RankPlan) -> int:
+    """Most that can be open at a time."""
+    return min(rank.open_pages, rank.num_blocks) if rank.open_page_bytes else 0
 
 
 def _redundant(plan: CapacityPlan) -> int:
@@ -114,8 +122,10 @@ def _rank(plan: CapacityPlan, rank: RankPlan, step: Step) -> dict[str, Any]:
         "parameters": own.num_parameters,
         "weight_bytes": rank.weight_bytes,
         "copied_weight_bytes": own.copied_bytes(plan.needs.weights),
+        "draft_weight_bytes": rank.draft_weight_bytes,
         "kv_token_bytes": rank.kv_token_bytes,
         "page_bytes": rank.page_bytes,
+        "open_page_bytes": rank.open_page_bytes,
         "kv_bytes": rank.kv_bytes,
         "num_blocks": rank.num_blocks,
         "sends": [_transfer(transfer, step) for transfer in transfers],

@@ -42,7 +42,7 @@ def _facts(report: Report) -> Table:
             "Memory",
             f"{format_size(report['memory_bytes'])} of {format_size(report['device_memory'])} for weights and KV",
         ),
-        ("KV memory", f"{format_size(report['kv_bytes'])}: {report['num_blocks']:,} pages"),
+        ("KV memory", _kv_memory(report)),
         ("Sequences", f"{report['max_sequences']:,} of {report['max_model_len']:,} tokens at the same time"),
     ):
         table.add_row(label, text)
@@ -71,9 +71,19 @@ def _model(report: Report) -> str:
 
 def _weights(report: Report) -> str:
     text, copied = f"{format_size(report['weight_bytes'])} as {report['dtype']}", report["copied_weight_bytes"]
+    if report["draft_weight_bytes"]:
+        text += f", {format_size(report['draft_weight_bytes'])} for drafts"
     if not copied:
         return text
     return f"{text}, and {format_size(copied)} more where FBGEMM is faster for some numbers of rows"
+
+
+def _kv_memory(report: Report) -> str:
+    text = f"{format_size(report['kv_bytes'])}: {report['num_blocks']:,} pages"
+    if not report["open_pages"]:
+        return text
+    size = format_size(report["open_pages"] * report["open_page_bytes"])
+    return f"{text}, and {size} for up to {report['open_pages']:,} that tokens still join"
 
 
 def _split(report: Report) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from layout_models import MOE
 
-from warmroot.cluster.capacity import CapacityPlan, Needs, plan_capacity, smallest_fit
+from warmroot.cluster.capacity import CapacityPlan, DraftNeeds, Needs, plan_capacity, smallest_fit
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.kv_formats import KV_FORMATS, kv_format
 from warmroot.cluster.model_spec import ModelSpec, RopeSpec
@@ -231,3 +231,44 @@ def test_experts_stay_whole_where_their_number_allows():
 def test_impossible_lengths():
     with pytest.raises(ConfigError, match="max_model_len: 5000 is not between 1 and the model's context of 4096"):
         plan_capacity(ParallelLayout.of(LLAMA_2_70B, Topology()), replace(needs(LLAMA_2_70B), max_model_len=5000))
+
+
+DRAFT = llama(4, 256, 512, 4, 2, 49152, 8192, tie_embeddings=True)
+
+
+def test_a_drafting_model_takes_weights_and_pages_where_tokens_are_sampled():
+    draft = DraftNeeds.of_model(DRAFT, HALVES, KV_FORMATS["fp16"], 16)
+    assert draft == DraftNeeds(weight_bytes=draft.weight_bytes, page_bytes=4 * 16 * 2 * 2 * 64 * 2)
+    # Norms are float32.
+    assert draft.weight_bytes == 2 * DRAFT.num_parameters + 2 * (2 * 4 + 1) * 256
+    layout = ParallelLayout.of(SMOLLM2_135M, Topology(tp=3, pp=2))
+    alone, beside = (plan_capacity(layout, replace(needs(SMOLLM2_135M, GB), draft=one)) for one in (None, draft))
+    for rank, before in zip(beside.ranks, alone.ranks, strict=True):
+        is_sampling = rank.layout.place.rank == 3
+        assert rank.layout.samples == is_sampling
+        assert before.kv_bytes - rank.kv_bytes == rank.draft_weight_bytes == is_sampling * draft.weight_bytes
+        assert rank.page_bytes - before.page_bytes == is_sampling * draft.page_bytes
+    assert beside.tightest.layout.place.rank == 3 and beside.num_blocks < alone.num_blocks
+
+
+def test_a_drafting_models_pages_are_never_quantised():
+    assert DraftNeeds.of_model(DRAFT, HALVES, KV_FORMATS["int4"], 16) == DraftNeeds.of_model(
+        DRAFT, HALVES, KV_FORMATS["fp16"], 16
+    )
+
+
+def test_open_pages_are_planned_beside_quantised_ones():
+    quantised = plan(SMOLLM2_135M, GB, fmt="int8")
+    (rank,) = quantised.ranks
+    # Keys in 16 bits: two for each of 256 sequences and 32, those that a step of 2,048 tokens writes, and a quarter.
+    assert rank.open_page_bytes == 30 * 3 * 2 * 64 * 16
+    assert rank.open_pages == int(1.25 * (2 * 256 + 256 + 2048 // 16 + 32)) == 1160
+    assert rank.num_blocks == (rank.kv_bytes - 1160 * rank.open_page_bytes) // rank.page_bytes
+    assert rank.pages_bytes(rank.num_blocks) <= rank.kv_bytes < rank.pages_bytes(rank.num_blocks + 1)
+    assert plan(SMOLLM2_135M, GB).ranks[0].open_page_bytes == 0
+
+
+def test_where_pages_are_few_all_may_be_open():
+    least = plan(SMOLLM2_135M, GB).ranks[0].weight_bytes
+    (rank,) = plan(SMOLLM2_135M, least + 100 * 2**20, fmt="int4").ranks
+    assert rank.num_blocks == 100 * 2**20 // (rank.page_bytes + rank.open_page_bytes) < rank.open_pages

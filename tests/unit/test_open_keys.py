@@ -80,7 +80,7 @@ def test_unfinished_blocks_are_let_go_one_by_one_the_oldest_first():
         write(keys, (block, 0, 1))
     still = [block for block in range(1, 101) if is_open(keys, block) == [True]]
     assert still == list(range(101 - len(still), 101))
-    assert len(still) == 1 + 4 + 32
+    assert len(still) == 1 + 2 + 32
 
 
 def test_more_pages_keep_what_there_was():
