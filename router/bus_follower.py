@@ -24,8 +24,8 @@ class BusFollower:
     """Applies every replica's events to ``index`` and calls ``on_members`` with all leased replicas, time and again.
 
     Nothing that a replica sends stops it: bad entries are skipped and counted in ``skipped``, gaps in ``gaps`` and
-    mended by snapshots, batches that contradict what is known in ``conflicts``. While the bus cannot be reached
-    everything stays as it was, and ``fault`` says why.
+    mended by snapshots, batches that contradict what is known in ``conflicts``, replicas that lacked what they had told
+    in ``resyncs``. While the bus cannot be reached everything stays as it was, and ``fault`` says why.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class BusFollower:
         self.skipped = 0
         self.gaps = 0
         self.conflicts = 0
+        self.resyncs = 0
         self._contradictory: set[ReplicaId] = set()
         self.fault = ""
         self._bus = bus
@@ -80,6 +81,12 @@ class BusFollower:
             self._members_seen = self._clock()
             self._lost &= {member.replica for member in members}
             self._on_members(members)
+
+    def resync(self, replica: ReplicaId) -> None:
+        """What is known of a replica is wrong: begin anew with a snapshot."""
+        self.resyncs += 1
+        self._index.drop(replica)
+        self._lost.add(replica)
 
     def _take(self, entry: BusEntry) -> None:
         try:

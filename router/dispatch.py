@@ -12,7 +12,7 @@ from typing import cast
 from ..cluster.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError, ServerError, WarmrootError
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
-from ..kv_store.hashing import pack_tokens
+from ..kv_store.hashing import pack_tokens, salted
 from ..kv_store.heat import HeatWindow
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .explain import explained
@@ -20,6 +20,7 @@ from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
 from .openai.cluster_state import ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
 from .policy import Policy, RoutingRequest
+from .trust import Trust, TrustedIndex
 
 WAIT_FOR_REPLICA_S = 30.0
 PUMP_EVERY_S = 0.05
@@ -44,7 +45,8 @@ class Dispatcher:
         wait_s: float = WAIT_FOR_REPLICA_S,
         history: int = HISTORY,
     ) -> None:
-        self.core = RoutingCore(membership.index, policy, clock, late=late, history=history)
+        self._index = TrustedIndex(membership.index, Trust(clock))
+        self.core = RoutingCore(self._index, policy, clock, late=late, history=history)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
         self._clock = clock
@@ -64,9 +66,12 @@ class Dispatcher:
         ticket = await self._submit(question)
         num_tokens = 0
         try:
+            chosen, claimed = ticket.replica, self._claimed(question, ticket)
             stream, first = await self._first_delta(ticket, request)
             try:
                 self.core.first_token(ticket, first.cached_tokens)
+                if claimed and ticket.replica == chosen:
+                    self._correct(ticket, claimed, first.cached_tokens)
                 yield replace(first, replica=ticket.replica)
                 if first.finish_reason is None:
                     async for delta in stream:
@@ -115,6 +120,23 @@ class Dispatcher:
     def store(self) -> StoreStatus:
         """What the index is fed from."""
         return self._membership.store()
+
+    def _claimed(self, question: RoutingRequest, ticket: Ticket) -> int:
+        """Prompt tokens that the index says the chosen replica has; what is in flight proves nothing."""
+        if ticket.member is None:
+            return 0
+        info = ticket.member.info
+        namespace = salted(BlockHash(info.kv_namespace), question.salt)
+        return self._index.claimed(info.replica, namespace, question.tokens, info.block_size)
+
+    def _correct(self, ticket: Ticket, claimed_tokens: int, cached_tokens: int | None) -> None:
+        """Hold the index against what the replica found."""
+        replica = ticket.replica
+        if replica is None or cached_tokens is None:
+            return
+        if self._index.trust.observe(replica, claimed_tokens, cached_tokens):
+            logger.warning("replica %s lacks what the index claims of it: resyncing", replica)
+            self._membership.resync(replica)
 
     def _note_heat(self, question: RoutingRequest, ticket: Ticket, cached_tokens: int) -> None:
         """Before the ticket ends: it holds a slot, and had the replica to itself while its prompt was computed."""

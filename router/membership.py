@@ -138,6 +138,10 @@ class Membership:
             ReplicaStatus(info=member.info, state=member.state, load=member.load) for member in self._members.values()
         ]
 
+    def resync(self, replica: ReplicaId) -> None:
+        """Forget what a replica is said to hold, and ask it."""
+        self.follower.resync(replica)
+
     def store(self) -> StoreStatus:
         """The bus and what was learned from it, for the API."""
         follower = self.follower
@@ -148,6 +152,7 @@ class Membership:
             gaps=follower.gaps,
             skipped=follower.skipped,
             conflicts=follower.conflicts,
+            resyncs=follower.resyncs,
         )
 
     def _update(self, infos: list[ReplicaInfo]) -> None:

@@ -173,6 +173,9 @@ class ClusterCollector(Collector):
         yield CounterMetricFamily(
             "warmroot:index_conflicts", "Event batches that contradicted what was known", value=status.conflicts
         )
+        yield CounterMetricFamily(
+            "warmroot:index_resyncs", "Replicas that lacked what the index claimed of them", value=status.resyncs
+        )
 
 
 def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:

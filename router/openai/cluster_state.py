@@ -90,6 +90,8 @@ class StoreStatus:
     """Batches that could not be read, since start."""
     conflicts: int = 0
     """Batches that contradicted what was known of equal tokens or hashes, since start; that part is left out."""
+    resyncs: int = 0
+    """Replicas that were asked anew because they lacked what they had told, since start."""
 
 
 class ClusterState(Protocol):
