@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|parallel``."""
+"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|speculative|parallel``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +14,7 @@ BENCHES = {
     "router": "lookups, decisions, events and start of a router, beside the rivals that are installed",
     "kv": "KV formats: bytes, decode speed at long contexts, and quality",
     "weights": "forms of the weights: bytes, load time, speed and quality",
+    "speculative": "every way to draft beside none, for one stream and for many",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
 }
 
@@ -21,7 +22,7 @@ BENCHES = {
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark; its own flags follow its name."""
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<10}{text}" for name, text in BENCHES.items()]
+        lines = [f"  {name:<13}{text}" for name, text in BENCHES.items()]
         print("\n".join(["usage: warmroot bench NAME [--json] [...]", "", *lines]))
         return 0
     name, *rest = argv

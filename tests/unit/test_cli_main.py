@@ -52,8 +52,8 @@ def test_unknown_command(capsys):
         (["serve", "x", "--config", "none.yaml"], "warmroot serve: none.yaml: No such file or directory\n"),
         (
             ["bench", "engin"],
-            "warmroot bench: 'engin' is not one of engine, curves, overhead, routing, router, kv, weights, parallel;"
-            " did you mean engine?\n",
+            "warmroot bench: 'engin' is not one of engine, curves, overhead, routing, router, kv, weights, speculative,"
+            " parallel; did you mean engine?\n",
         ),
     ],
 )
