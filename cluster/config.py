@@ -40,6 +40,7 @@ RoutingPolicyName = Literal[
     "ray10",
     "dynamo",
     "dynamo10",
+    "dynamo_wspt",
     "llmd_precise",
     "llmd_base",
     "llmd_active",

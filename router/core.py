@@ -119,8 +119,8 @@ class RoutingCore:
         self._cached = CachedColumns(index.slots)
         self._sent = CachedColumns(self.in_flight.slots)
         self._clock = clock
-        self._late = late if policy.binds_late else None
-        self._line = WaitingLine[Ticket](late.aging if late else 0.0)
+        self._late = policy.binding(late)
+        self._line = WaitingLine[Ticket](self._late.aging if self._late else 0.0)
         self._tokens_per_id = tokens_per_id
         self._news_at = clock()
         self._reasons: Counter[tuple[str, str]] = Counter()
@@ -171,8 +171,7 @@ class RoutingCore:
         if self._may_bind(ticket, candidates, ranking):
             self._bind(ticket, candidates, ranking)
         else:
-            uncached = candidates.uncached(request.prompt_tokens)
-            self._line.put(ticket, float(candidates.prefill_s(uncached)[ranking.place]), ticket.arrived)
+            self._line.put(ticket, self._work(ticket, candidates, ranking), ticket.arrived)
         return ticket
 
     def assign(self, request: RoutingRequest, replica: ReplicaId) -> Ticket:
@@ -226,7 +225,7 @@ class RoutingCore:
         if self._late is None or not len(self._line) or not len(self.fleet):
             return
         stalled = self._clock() - self._news_at > self._late.stall_s
-        if not stalled and self.fleet.candidates(self._clock()).backlog_s.min() > self._late.backlog_s:
+        if not stalled and not self._late.any_free(self.fleet.candidates(self._clock())):
             return
         chosen: dict[int, tuple[Candidates, Ranking]] = {}
 
@@ -277,8 +276,7 @@ class RoutingCore:
         candidates, ranking = self.choose(ticket.request)
         waited = began - ticket.arrived
         if self._late is not None and waited > 0:
-            # Others go first where it wants to go: what it waited is what it had better believe of busy replicas.
-            ranking = ranking.dearer(candidates.backlog_s > self._late.backlog_s, waited)
+            ranking = self._late.after(waited, candidates, ranking)
         ticket.preferred = self.fleet.names[ranking.place]
         ticket.decision = Decision(
             ticket.request.request_id,
@@ -293,10 +291,16 @@ class RoutingCore:
         """Unless its replica is busy, or one that has waited longer wants the same."""
         if not self._is_free(candidates, ranking):
             return False
-        return not len(self._line) or all(other.preferred != ticket.preferred for other in self._line)
+        if self._late is None or not self._late.in_turn or not len(self._line):
+            return True
+        return all(other.preferred != ticket.preferred for other in self._line)
 
     def _is_free(self, candidates: Candidates, ranking: Ranking) -> bool:
-        return self._late is None or bool(candidates.backlog_s[ranking.place] <= self._late.backlog_s)
+        return self._late is None or self._late.is_free(candidates, ranking.place)
+
+    def _work(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> float:
+        late = self._late
+        return late.work(candidates, ranking.place, ticket.request.prompt_tokens) if late else 0.0
 
     def _bind(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> None:
         place = ranking.place

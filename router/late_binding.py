@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from .policy.base import Candidates, Ranking
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,24 @@ class LateBinding:
     """After so long without news of any request the first in line is bound whatever the backlog."""
     tries: int = 16
     """Requests looked at, from the first in line, whenever a replica may have become free."""
+    in_turn: bool = True
+    """See ``Binding``."""
+
+    def is_free(self, candidates: Candidates, place: int) -> bool:
+        """See ``Binding``."""
+        return bool(candidates.backlog_s[place] <= self.backlog_s)
+
+    def any_free(self, candidates: Candidates) -> bool:
+        """See ``Binding``."""
+        return bool(candidates.backlog_s.min() <= self.backlog_s)
+
+    def work(self, candidates: Candidates, place: int, prompt_tokens: int) -> float:
+        """Seconds of its own prefill where it would go now."""
+        return float(candidates.prefill_s(candidates.uncached(prompt_tokens))[place])
+
+    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking) -> Ranking:
+        """Others go first where it wants to go: what it waited is what it had better believe of busy replicas."""
+        return ranking.dearer(candidates.backlog_s > self.backlog_s, waited_s)
 
 
 @dataclass(slots=True, order=True)

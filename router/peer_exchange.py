@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from ..kv_store.bus import FROM_NOW, BusReader
@@ -11,7 +12,9 @@ from .peers import Peers
 BEAT_S = 1.0
 """Every router is heard this often, whether it has news or not."""
 GATHER_S = 0.005
-"""News gather for this long, or for ten times what telling takes, so that it stays a small part of the work."""
+"""After a word, news gather for this long, or for ten times what telling takes, so that it stays a small part of the
+work. What comes after a pause is told at once.
+"""
 RETRY_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -53,11 +56,9 @@ class PeerExchange:
             await self._safely(self._bus.share(self._peers.word(everything=everything)))
             took = loop.time() - began
             self._peers.expire()
-            try:
-                await asyncio.wait_for(self._news.wait(), max(0.0, due - loop.time()))
-            except asyncio.TimeoutError:
-                continue
             await asyncio.sleep(min(max(GATHER_S, 10 * took), BEAT_S / 2))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), max(0.0, due - loop.time()))
 
     async def _hear_forever(self) -> None:
         heard = FROM_NOW

@@ -15,7 +15,9 @@ from ..simulate.costs import ReplicaCosts
 from ..simulate.generators import GENERATORS
 from ..simulate.scenario import EAGER, POLICY_NAMES, load_trace, scaled, setup_of
 from ..simulate.trace import Trace
+from . import routing_tune
 from .report import Report
+from .routing_referee import Verdict, judge, tell
 
 OURS = "warm_prefix"
 DEFAULTS = (
@@ -30,7 +32,7 @@ DEFAULTS = (
     "aibrix",
 )
 """Rivals as their projects ship them."""
-TUNED = ("ray10", "dynamo10", "llmd_base", "llmd_active")
+TUNED = ("ray10", "dynamo10", "dynamo_wspt", "llmd_base", "llmd_active")
 """Rivals with the best settings found for them, and other profiles of theirs."""
 _MEDIANS = {"dynamo": 0.76, "llmd_precise": 0.92, "sglang": 0.78, "ray": 0.84}
 """Mean TTFT of ours over theirs: median over the cells with 16 replicas below saturation."""
@@ -55,6 +57,10 @@ def main(argv: Sequence[str]) -> int:
     """Simulate all cells and hold them against the bars. Returns 1 if one does not hold (never with ``--quick``)."""
     options = _parse(argv)
     with Report("routing", vars(options), json_only=options.json) as report:
+        if options.referee:
+            return _referee(report, options)
+        if options.tune:
+            options.policies = routing_tune.names()
         rows: list[dict[str, Any]] = []
         for row in _simulated(options):
             rows.append(row)
@@ -63,8 +69,11 @@ def main(argv: Sequence[str]) -> int:
                 f" TTFT {row['ttft_mean_s'] * 1e3:.0f} ms, p90 {row['ttft_p90_s'] * 1e3:.0f} ms"
             )
         report.result["cells"] = rows
-        _tables(report, rows)
-        _bars(report, rows)
+        if options.tune:
+            routing_tune.tell(report, rows, _MOST_LOAD)
+        else:
+            _tables(report, rows)
+            _bars(report, rows)
         status = report.finish()
     return 0 if options.quick else status
 
@@ -78,6 +87,8 @@ def _parse(argv: Sequence[str]) -> Namespace:
     add("--policies", type=_names, default=(OURS, EAGER, *DEFAULTS, *TUNED), help="names, or all")
     add("--requests", type=int, default=1500, help="of each trace; N replicas get N / 4 copies at once")
     add("--last", action="store_true", help="the last requests of each trace, not the first: others than were tuned on")
+    add("--referee", action="store_true", help="instead: our dynamo policies beside Dynamo's own offline replay")
+    add("--tune", action="store_true", help="instead: every rival at several settings of its own")
     add("--processes", type=int, default=2, help="simulations at a time")
     add("--seed", type=int, default=0, help="of generators and draws")
     add("--quick", action="store_true", help="a few small cells: shows that it runs, measures nothing")
@@ -86,6 +97,20 @@ def _parse(argv: Sequence[str]) -> Namespace:
     if options.quick:
         vars(options).update(_QUICK)
     return options
+
+
+def _referee(report: Report, options: Namespace) -> int:
+    verdicts: list[Verdict] = []
+    for source in _sources(options.traces):
+        for replicas in options.replicas:
+            for load in options.loads:
+                trace = _trace(source, options.requests, options.last, options.seed)
+                report.note(f"  {Path(source).stem} N={replicas} load {load}")
+                scaled_up = scaled(trace, replicas, load, ReplicaCosts())
+                verdicts += judge(scaled_up, Path(source).stem, replicas, load, options.seed)
+    tell(report, verdicts)
+    status = report.finish()
+    return 0 if options.quick else status
 
 
 def _simulated(options: Namespace) -> Iterator[dict[str, Any]]:
@@ -107,7 +132,8 @@ def _simulated(options: Namespace) -> Iterator[dict[str, Any]]:
 def _simulate(work: tuple[Cell, int, bool]) -> dict[str, Any]:
     cell, requests, last = work
     trace = scaled(_trace(cell.trace, requests, last, cell.seed), cell.replicas, cell.load, ReplicaCosts())
-    setup = setup_of(cell.policy, cell.replicas, trace, seed=cell.seed)
+    named = cell.policy in POLICY_NAMES
+    setup = (setup_of if named else routing_tune.setup)(cell.policy, cell.replicas, trace, seed=cell.seed)
     summary = simulate(trace, setup).summary()
     return {
         "trace": Path(cell.trace).stem,

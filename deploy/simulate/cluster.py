@@ -67,7 +67,7 @@ class _Member:
 class _Router:
     """One ingress: the production core and index."""
 
-    __slots__ = ("core", "index", "kinds", "members", "pumping", "telling")
+    __slots__ = ("core", "index", "kinds", "members", "pumping", "telling", "told_at")
 
     def __init__(self, setup: Setup, clock: Callable[[], float], tokens_per_id: int, seed: int) -> None:
         self.index = PrefixIndex()
@@ -79,6 +79,7 @@ class _Router:
         self.kinds = Kinds()
         self.pumping = False
         self.telling = False
+        self.told_at = 0.0
 
 
 class SimulatedCluster:
@@ -182,10 +183,10 @@ class SimulatedCluster:
     def _tell_soon(self, router: _Router) -> None:
         if not router.telling:
             router.telling = True
-            self._schedule(GATHER_S, lambda: self._tell(router))
+            self._schedule(max(0.0, router.told_at + GATHER_S - self._now), lambda: self._tell(router))
 
     def _tell(self, router: _Router, *, everything: bool = False) -> None:
-        router.telling = False
+        router.telling, router.told_at = False, self._now
         if self._bus_is_down():
             return
         word = router.core.peers.word(everything=everything)

@@ -18,7 +18,7 @@ class ReplicaCosts:
     prefill_square_s: float = 4.209989e-10
     decode_fixed_s: float = 5.74e-3
     decode_usage_s: float = 54.01e-3
-    """Grows with the share of KV memory that running sequences hold."""
+    """Grows with the tokens that decoding sequences read, as a share of KV memory: a prefix counts for each of them."""
     decode_usage_square_s: float = -25.74e-3
     decode_sequence_s: float = 0.0
     """For each sequence that decodes: nothing in the mocker."""

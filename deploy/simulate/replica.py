@@ -74,7 +74,9 @@ class SimulatedReplica:
         self._to_compute = 0
         """Prompt tokens that are neither computed nor, as far as can be seen, cached."""
         self._generated = 0
-        """Tokens of all that decode."""
+        """Tokens that all that decode have generated."""
+        self._prompts = 0
+        """Prompt tokens of these, shared ones as often as they are read."""
         self._step = 0
         """Decode steps done."""
         self._serial = 0
@@ -125,7 +127,8 @@ class SimulatedReplica:
         """Start what can run now."""
         self._busy, self._run = True, None
         chunks = self._plan() if self._waiting or self._prefilling else []
-        sequences, usage = len(self._decoding), self.cache.active / self.cache.capacity
+        sequences = len(self._decoding)
+        usage = min(1.0, (self._prompts + self._generated) / (self.cache.capacity * self._block))
         if chunks:
             seconds = self._costs.prefill_s(sum(tokens for _, tokens in chunks))
             if sequences:
@@ -255,11 +258,13 @@ class SimulatedReplica:
             return
         sequence.ends_at = self._step + sequence.left
         self._generated += sequence.generated
+        self._prompts += sequence.trace.input_tokens
         heapq.heappush(self._decoding, (sequence.ends_at, sequence.began_at, sequence))
         self._fit_generated()
 
     def _finish(self, sequence: SimSequence) -> None:
         self._generated -= sequence.generated + sequence.left
+        self._prompts -= sequence.trace.input_tokens
         self._leave(sequence)
         self._on_end(sequence)
 
@@ -287,6 +292,7 @@ class SimulatedReplica:
         sequence = victim[2]
         done = sequence.left - (sequence.ends_at - self._step)
         self._generated -= sequence.generated + done
+        self._prompts -= sequence.trace.input_tokens
         sequence.generated += done
         sequence.left -= done
         sequence.prompt_tokens = sequence.trace.input_tokens + sequence.generated

@@ -178,12 +178,56 @@ class Ranking:
         return Ranked(self.names[place], float(self.costs[place]), self._reason(place))
 
 
+class Binding(Protocol):
+    """When a request waits in the router, and who goes first."""
+
+    @property
+    def aging(self) -> float:
+        """A second of waiting outweighs so much of ``work``."""
+        ...
+
+    @property
+    def stall_s(self) -> float:
+        """After so long without news of any request the first in line is bound whatever it waits for."""
+        ...
+
+    @property
+    def tries(self) -> int:
+        """Requests looked at, from the first in line, whenever a replica may have become free."""
+        ...
+
+    @property
+    def in_turn(self) -> bool:
+        """A request that comes also waits if one in line would go to the same replica."""
+        ...
+
+    def is_free(self, candidates: Candidates, place: int) -> bool:
+        """Whether a request whose best candidate is at ``place`` need not wait."""
+        ...
+
+    def any_free(self, candidates: Candidates) -> bool:
+        """Whether it is worth while to look at those who wait."""
+        ...
+
+    def work(self, candidates: Candidates, place: int, prompt_tokens: int) -> float:
+        """The least goes first."""
+        ...
+
+    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking) -> Ranking:
+        """What a request chooses that has waited for so long."""
+        ...
+
+
 class Policy(Protocol):
     """Orders candidates. Pure but for its own counters, random draws, and what it remembers of ``routed`` requests."""
 
     name: str
     binds_late: bool
     """Its costs are seconds that begin with ``Candidates.backlog_s``: requests may wait in the router."""
+
+    def binding(self, late: Binding | None) -> Binding | None:
+        """How its requests wait: ``late`` if it ``binds_late``, None if it binds at once."""
+        ...
 
     def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """Every candidate once, best first; never raises."""
@@ -210,6 +254,10 @@ class Forgetful:
     """A policy that needs no memory of what it routed."""
 
     binds_late = False
+
+    def binding(self, late: Binding | None) -> Binding | None:
+        """See ``Policy``."""
+        return late if self.binds_late else None
 
     def routed(self, request: RoutingRequest, replica: ReplicaId) -> None:
         """See ``Policy``."""

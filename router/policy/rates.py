@@ -15,14 +15,14 @@ from ...cluster.messages import ReplicaInfo
 
 MIN_SAMPLE_TOKENS = 16
 """Prompts shorter than this say little but noise."""
-_FORGET = 0.99
+_FORGET = 0.995
 _DOUBT = 0.5
 """Standard deviation, as a share: of the seeds, and of a measurement."""
 _MAX_STEP = 3.0
 _MAX_DRIFT = 16.0
 _DEFAULT_PREFILL = 1000.0
 _DEFAULT_STEP_S = 0.02
-_STEP_WEIGHT = 0.05
+_STEP_WEIGHT = 0.03
 _ALIKE = 3.0
 """Replicas of one kind whose announced speeds differ by less are taken to be equally fast."""
 _LUCK = 0.15

@@ -1,6 +1,7 @@
 """The simulated replica against its own cost curves, by hand."""
 
 import heapq
+from dataclasses import replace
 
 import pytest
 
@@ -59,9 +60,19 @@ def test_one_request_takes_its_prefill_and_its_decode_steps():
     world.at(0.0, "a", 50, 3, range(5))
     world.run()
     assert world.first["a"] == (pytest.approx(1.5), 0)
-    # Six blocks of a hundred (one for what is generated), then one token more: 0.1 + usage.
-    assert world.end["a"] == pytest.approx(1.5 + 2 * (0.1 + 0.06) + 0.001)
+    # 51 tokens of a thousand, then one more: 0.1 + usage.
+    assert world.end["a"] == pytest.approx(1.5 + (0.1 + 0.051) + (0.1 + 0.052))
     assert world.stored == [(NO_PARENT, [0, 1, 2, 3, 4])]
+
+
+def test_a_shared_prefix_is_read_by_each_that_decodes():
+    world = World(replace(COSTS, prefill_fixed_s=0.0))
+    for tag in "ab":
+        world.at(0.0, tag, 50, 3, range(5))
+    world.run()
+    # b computes one token while a reads 51; then a reads 52 and b 51, though they hold 50 of these together.
+    assert world.end["a"] == pytest.approx(0.5 + (0.01 + 0.151) + (0.1 + 0.103))
+    assert world.end["b"] == pytest.approx(world.end["a"] + 0.152)
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_a_warm_one_is_not():

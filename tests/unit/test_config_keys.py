@@ -64,8 +64,8 @@ def test_secrets_are_not_shown():
         (
             {"routing_policy": "warm-prefix"},
             "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded,"
-            " session_affinity, sglang, ray, ray10, dynamo, dynamo10, llmd_precise, llmd_base, llmd_active, aibrix,"
-            " preble, gorgo, consistent_hash;"
+            " session_affinity, sglang, ray, ray10, dynamo, dynamo10, dynamo_wspt, llmd_precise, llmd_base, llmd_active,"
+            " aibrix, preble, gorgo, consistent_hash;"
             " did you mean warm_prefix?",
         ),
         ({"max_num_seqs": "many"}, "max_num_seqs: should be a valid integer, not 'many'"),

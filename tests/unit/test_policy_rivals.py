@@ -125,3 +125,13 @@ def test_one_s_own_tree_forgets_the_least_lately_routed():
     llmd.routed(request(list(range(100, 100 + most))), "a")
     assert llmd.routed_prefixes.longest(SCALE.keys(request([1, 2])))[0] == 0
     assert llmd.routed_prefixes.sizes(["a"])[0] == most
+
+
+def test_dynamo_s_queue_holds_requests_while_every_replica_has_a_step_to_prefill():
+    waiting = policy("dynamo_wspt").binding(None)
+    assert waiting is not None and policy("dynamo").binding(None) is None
+    busy, one_free = seen(sent_tokens=[8193, 9000, 20000]), seen(sent_tokens=[8192, 9000, 20000])
+    assert not waiting.is_free(busy, 0) and waiting.is_free(one_free, 2)
+    # The shortest by what is cached nowhere: 300 tokens of which somebody holds 200 go before 200 unknown ones.
+    assert waiting.work(seen(cached=[0, 200, 100]), 0, 300) == 100
+    assert waiting.work(seen(), 0, 200) == 200

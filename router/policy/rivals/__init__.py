@@ -11,7 +11,7 @@ from ..base import Policy
 from .aibrix import Aibrix
 from .cache_aware import CacheAware
 from .consistent_hash import ConsistentHash
-from .dynamo import Dynamo
+from .dynamo import Dynamo, RouterQueue
 from .gorgo import Gorgo
 from .llm_d import LlmD, Weights
 from .preble import Preble
@@ -24,6 +24,7 @@ RIVALS: dict[str, Callable[[Random, Scale], Policy]] = {
     "ray10": lambda rng, scale: PrefixAffinity(rng, scale, imbalanced_threshold=10),
     "dynamo": Dynamo,
     "dynamo10": lambda rng, scale: Dynamo(rng, scale, prefill_load_scale=10.0),
+    "dynamo_wspt": lambda rng, scale: Dynamo(rng, scale, prefill_load_scale=4.0, queue=RouterQueue()),
     "llmd_precise": LlmD,
     "llmd_base": lambda rng, scale: LlmD(rng, scale, precise=False),
     "llmd_active": lambda rng, scale: LlmD(rng, scale, weights=Weights(prefix=3, queue=0, kv=0, active=2)),

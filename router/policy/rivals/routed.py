@@ -8,7 +8,7 @@ import numpy as np
 
 from ....cluster.ids import ReplicaId, RequestId
 from ....kv_store.hashing import TOKEN_BYTES
-from ..base import Candidates, Numbers, RoutingRequest
+from ..base import Binding, Candidates, Numbers, RoutingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,9 @@ class Remembering:
     def __init__(self, scale: Scale, most_blocks: int | None = None) -> None:
         self.scale = scale
         self.routed_prefixes = RoutedPrefixes(most_blocks)
+
+    def binding(self, late: Binding | None) -> Binding | None:
+        """See ``Policy``."""
 
     def routed(self, request: RoutingRequest, replica: ReplicaId) -> None:
         """See ``Policy``."""
