@@ -92,6 +92,17 @@ def grouped_format(config: QuantizationConfig | None) -> WeightFormat | None:
     return WeightFormat(config.name, config.bits, 32, 4 if config.has_zeros else 2, _PANEL)
 
 
+def weights_name(config: QuantizationConfig | None, quantization: str, dtype: str) -> str:
+    """What weights are that became what ``quantization`` asks for, beside floats of a dtype.
+
+    Other names stand for other outputs: they are part of the namespace of cached KV.
+    """
+    made = quantization if quantization in ON_LOAD else dtype
+    if config is None:
+        return made
+    return config.name_as(made) if quantization in ("none", *ON_LOAD) else config.name_beside(dtype)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWeights:
     """What a device keeps each kind of weight as. Norms and biases are float32."""
@@ -141,17 +152,17 @@ class KeptWeights:
             kept = WeightFormat(config.name, config.bits, size, 3 if config.has_zeros else 2)
         return replace(
             self,
-            name=config.name_beside(self.table.name),
             exceptions={name: kept for name in linears if config.quantises(name)},
             is_copied=False,
         )
 
     @classmethod
-    def plain(cls, dtype: str) -> "KeptWeights":
-        """On a GPU: floats as torch has them."""
+    def plain(cls, dtype: str, *, on_load: str = "") -> "KeptWeights":
+        """On a GPU: floats as torch has them, or what ``on_load`` names in ``ON_LOAD``."""
         fmt = WEIGHT_FORMATS[dtype]
         exact = WEIGHT_FORMATS["float32"]
-        return cls(name=dtype, linears=fmt, table=fmt, gates=exact, latents=fmt, ties_head=True)
+        linears = ON_LOAD[on_load] if on_load else fmt
+        return cls(name=linears.name, linears=linears, table=fmt, gates=exact, latents=fmt, ties_head=not on_load)
 
     def linear_bytes(self, name: str, rows: int, columns: int) -> int:
         """Bytes of the linear whose weight has this name."""

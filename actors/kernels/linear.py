@@ -140,8 +140,8 @@ class LinearKernels:
     ) -> PackedWeight:
         """See ``pack``."""
         out_features, in_features = weight.shape
-        if format.is_quantised and in_features % group:
-            raise ConfigError(f"{format.name} weights need in_features divisible by {group}, got {in_features}")
+        if format.is_quantised and in_features % GROUP:
+            raise ConfigError(f"{format.name} weights need in_features divisible by {GROUP}, got {in_features}")
         data = self._room(format, Offsets.NONE, out_features, in_features)
         panel_bytes = self.packed_bytes(format, Offsets.NONE, _PANEL, in_features)
         for row in range(0, out_features, _ROWS_AT_ONCE):
@@ -210,7 +210,7 @@ def pack(
     """Pack a weight [out_features, in_features] of any float dtype, rounded or quantised symmetrically.
 
     ``group`` input features (a multiple of 32) of a quantised weight get one scale: with 4 bits the one of many that
-    has the least squared error. Raises ConfigError if groups do not divide in_features.
+    has the least squared error. Raises ConfigError if 32 does not divide in_features.
     """
     return _kernels().pack(weight, format, bias, group)
 

@@ -3,7 +3,7 @@
 The form that GPTQ and AWQ checkpoints are read into, and that kernels pack from.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal
@@ -71,7 +71,7 @@ class GroupedWeight:
 
     def dequantise(self) -> torch.Tensor:
         """float32 [out_features, in_features], without rounding."""
-        values = _values(self.codes, self.scales, self.zeros, 1 << self.bits - 1, torch.float32)
+        values = _values(self.codes, self.scales, self.zeros, self.bits, torch.float32)
         if self.order is None:
             return values
         out = values.new_zeros(values.shape[0], self.in_features)
@@ -89,45 +89,86 @@ def stacked(weights: Iterable[GroupedWeight]) -> list[GroupedWeight]:
     return found
 
 
-class GroupedLinear:
-    """Codes that stay codes: torch dequantises some rows of a weight at a time and multiplies by them."""
+@dataclass(frozen=True, slots=True)
+class TorchCodes:
+    """A ``GroupedWeight`` as torch multiplies by it: two codes of 4 bits are a byte."""
 
-    def __init__(self, weights: Sequence[GroupedWeight], bias: torch.Tensor | None, device: torch.device) -> None:
-        self.parts = [_TorchPart(weight, device) for weight in weights]
-        self.bias = None if bias is None else bias.to(device)
+    bits: Literal[4, 8]
+    codes: torch.Tensor
+    """uint8 [out_features, columns * bits / 8]"""
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    order: torch.Tensor | None
+    """int32 [columns]: as in ``GroupedWeight``, but features that are not there are that behind the last one."""
+
+    @classmethod
+    def of(cls, weight: GroupedWeight, device: torch.device) -> "TorchCodes":
+        """Copied to a device."""
+        codes = weight.codes if weight.bits == 8 else weight.codes[:, 0::2] | weight.codes[:, 1::2] << 4
+        order = None if weight.order is None else weight.order.where(weight.order >= 0, weight.in_features)
+        return cls(
+            weight.bits,
+            codes.to(device),
+            weight.scales.to(device),
+            None if weight.zeros is None else weight.zeros.to(device),
+            None if order is None else order.to(device),
+        )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that it holds."""
+        return [tensor for tensor in (self.codes, self.scales, self.zeros, self.order) if tensor is not None]
+
+    def with_tensors(self, tensors: Iterator[torch.Tensor]) -> "TorchCodes":
+        """One of the same form that holds the next of ``tensors``."""
+        codes, scales = next(tensors), next(tensors)
+        zeros = None if self.zeros is None else next(tensors)
+        return replace(
+            self, codes=codes, scales=scales, zeros=zeros, order=None if self.order is None else next(tensors)
+        )
+
+    def multiply(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Of [T, in_features] the outputs [T, rows] of each tile of the weight."""
+        if self.order is not None:
+            x = F.pad(x, (0, 1)).index_select(1, self.order)
+        rows = max(1, _TILE_VALUES * self.bits // (8 * self.codes.shape[1]))
+        return [F.linear(x, self._tile(slice(row, row + rows), x.dtype)) for row in range(0, self.codes.shape[0], rows)]
+
+    def _tile(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+        codes = self.codes[rows]
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        return _values(codes, self.scales[rows], None if self.zeros is None else self.zeros[rows], self.bits, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """Weights of one input that stay codes: torch dequantises some rows at a time and multiplies by them."""
+
+    parts: tuple[TorchCodes, ...]
+    bias: torch.Tensor | None
+
+    @classmethod
+    def of(cls, weights: Iterable[GroupedWeight], bias: torch.Tensor | None, device: torch.device) -> "GroupedLinear":
+        """Of weights side by side."""
+        parts = tuple(TorchCodes.of(weight, device) for weight in stacked(weights))
+        return cls(parts, None if bias is None else bias.to(device))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that it holds."""
+        parts = [tensor for part in self.parts for tensor in part.tensors]
+        return parts if self.bias is None else [*parts, self.bias]
+
+    def with_tensors(self, tensors: Iterator[torch.Tensor]) -> "GroupedLinear":
+        """One of the same form that holds the next of ``tensors``."""
+        parts = tuple(part.with_tensors(tensors) for part in self.parts)
+        return GroupedLinear(parts, None if self.bias is None else next(tensors))
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear.apply``."""
         y = torch.cat([tile for part in self.parts for tile in part.multiply(x)], -1)
         return y if self.bias is None else y + self.bias.to(x.dtype)
-
-
-class _TorchPart:
-    def __init__(self, weight: GroupedWeight, device: torch.device) -> None:
-        self._bits = weight.bits
-        self._codes = (_nibbles(weight.codes) if weight.bits == 4 else weight.codes).to(device)
-        self._scales = weight.scales.to(device)
-        self._zeros = None if weight.zeros is None else weight.zeros.to(device)
-        self._rows = max(1, _TILE_VALUES // weight.codes.shape[1])
-        # Features that are not there read the zero behind the last one.
-        order = None if weight.order is None else weight.order.where(weight.order >= 0, weight.in_features)
-        self._order = None if order is None else order.to(device)
-
-    def multiply(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Of [T, in_features] the outputs [T, rows] of each tile."""
-        if self._order is not None:
-            x = F.pad(x, (0, 1)).index_select(1, self._order)
-        return [F.linear(x, self._tile(slice(row, row + self._rows), x.dtype)) for row in self._starts()]
-
-    def _starts(self) -> range:
-        return range(0, self._codes.shape[0], self._rows)
-
-    def _tile(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        codes = self._codes[rows]
-        if self._bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
-        zeros = None if self._zeros is None else self._zeros[rows]
-        return _values(codes, self._scales[rows], zeros, 1 << self._bits - 1, dtype)
 
 
 def _columns(group_of: torch.Tensor, counts: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -141,15 +182,11 @@ def _columns(group_of: torch.Tensor, counts: torch.Tensor, sizes: torch.Tensor) 
 
 
 def _values(
-    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, middle: int, dtype: torch.dtype
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, dtype: torch.dtype
 ) -> torch.Tensor:
     whole = codes.unflatten(1, (scales.shape[1], -1)).to(dtype)
-    whole = whole - (middle if zeros is None else zeros.to(dtype)[:, :, None])
+    whole = whole - (1 << bits - 1 if zeros is None else zeros.to(dtype)[:, :, None])
     return (whole * scales.to(dtype)[:, :, None]).flatten(1)
-
-
-def _nibbles(codes: torch.Tensor) -> torch.Tensor:
-    return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
 def _is_like(one: GroupedWeight, other: GroupedWeight) -> bool:

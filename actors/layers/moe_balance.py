@@ -15,6 +15,7 @@ from ...cluster.expert_moves import ExpertMove, Rebalance, plan_rebalance
 from ..kernels.linear import NativeLinear
 from ..kernels.tuning import ChoosingLinear
 from ..parallel.collectives import Collectives
+from .grouped import GroupedLinear
 from .linear import DenseLinear, Linear
 from .mlp import GatedMLP
 from .moe import MoeMLP
@@ -115,6 +116,8 @@ def _tensors(linear: Linear) -> list[torch.Tensor]:
     linear = _movable(linear)
     if isinstance(linear, DenseLinear):
         found = [linear.weight, linear.bias]
+    elif isinstance(linear, GroupedLinear):
+        return linear.tensors
     else:
         found = [tensor for part in linear.parts for tensor in (part.data, part.bias, part.order)]
     return [tensor for tensor in found if tensor is not None]
@@ -138,6 +141,8 @@ def _like(linear: Linear, tensors: Sequence[torch.Tensor]) -> Linear:
     linear, rest = _movable(linear), iter(tensors)
     if isinstance(linear, DenseLinear):
         return DenseLinear(next(rest), None if linear.bias is None else next(rest))
+    if isinstance(linear, GroupedLinear):
+        return linear.with_tensors(rest)
     return NativeLinear(
         tuple(
             replace(
@@ -151,10 +156,10 @@ def _like(linear: Linear, tensors: Sequence[torch.Tensor]) -> Linear:
     )
 
 
-def _movable(linear: Linear) -> DenseLinear | NativeLinear:
+def _movable(linear: Linear) -> DenseLinear | NativeLinear | GroupedLinear:
     if isinstance(linear, ChoosingLinear):
         linear = linear.own  # what arrives is packed for the own kernels only
-    if not isinstance(linear, DenseLinear | NativeLinear):
+    if not isinstance(linear, DenseLinear | NativeLinear | GroupedLinear):
         raise ConfigError(f"experts of {type(linear).__name__} cannot be sent to other ranks")
     return linear
 

@@ -7,7 +7,7 @@ import torch
 
 from ...cluster.model_tensors import EMBEDDING
 from ...cluster.parallel_layout import RankLayout
-from ..layers.grouped import GroupedLinear, stacked
+from ..layers.grouped import GroupedLinear
 from ..layers.linear import Linear, LinearMethod
 from .tensors import OUTPUT, fused_linears
 from .weights import Weights
@@ -32,7 +32,7 @@ class Linears(Protocol):
 
 
 class TorchLinears:
-    """Weights in the method's dtype, multiplied by torch; GPTQ's and AWQ's codes may stay what they are."""
+    """Weights as the method keeps them, multiplied by torch; GPTQ's and AWQ's codes may stay what they are."""
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class TorchLinears:
         table_dtype: torch.dtype,
         device: torch.device,
         *,
-        keeps_codes: bool = False,
+        name: str,
+        keeps_codes: bool,
     ) -> None:
+        self.format = name
         self._weights = weights
         self._method = method
         self._modules = fused_linears(own)
@@ -51,14 +53,6 @@ class TorchLinears:
         self._device = device
         self._keeps_codes = keeps_codes
         self.table = take_table(weights, own).to(device, table_dtype)
-
-    @property
-    def format(self) -> str:
-        """See ``Linears.format``."""
-        dtype, config = str(self.table.dtype).removeprefix("torch."), self._weights.source.quantization
-        if config is None:
-            return dtype
-        return config.name_beside(dtype) if self._keeps_codes else config.name_as(dtype)
 
     def linear(self, name: str) -> Linear:
         """See ``Linears.linear``."""
@@ -76,7 +70,7 @@ class TorchLinears:
         """None where not all of the linear's modules are stored as codes."""
         found = [self._weights.take_grouped(module + ".weight") for module in modules]
         codes = [weight for weight in found if weight is not None]
-        return GroupedLinear(stacked(codes), bias, self._device) if len(codes) == len(found) else None
+        return GroupedLinear.of(codes, bias, self._device) if len(codes) == len(found) else None
 
 
 def take_table(weights: Weights, own: RankLayout) -> torch.Tensor:

@@ -8,15 +8,15 @@ import torch
 from ...cluster.config import QuantizationName
 from ...cluster.errors import ConfigError
 from ...cluster.parallel_layout import RankLayout
-from ...cluster.weight_formats import ON_LOAD
+from ...cluster.weight_formats import ON_LOAD, weights_name
 from ..attention import make_backend, make_latent_backend
 from ..kernels.library import native
 from ..layers.linear import DenseMethod, LinearMethod, PackedHalfMethod
 from ..parallel.shard import Shard
-from .available import cpu_kernels
 from .decoder import Decoder
 from .gguf_source import GgufSource
 from .linears import Linears, TorchLinears
+from .on_load import QuantisingMethod
 from .safetensors_source import SafetensorsSource
 from .spec import is_gguf, read_quantization, read_spec
 from .tensors import wanted_parts, wanted_shapes
@@ -56,13 +56,8 @@ def load_model(
     weights = Weights(source, wanted_shapes(own), progress, wanted_parts(own))
     if device.type == "cpu" and _native_linears():
         linears, activations = _packed(own, weights, dtype, quantization), torch.float32
-    elif quantization in ON_LOAD:
-        here = "a GPU" if device.type == "cuda" else cpu_kernels()
-        raise ConfigError(
-            f"quantization: {quantization} needs a CPU with native kernels; this is {here}", param="quantization"
-        )
     else:
-        linears, activations = _by_torch(own, weights, dtype, device, keeps_codes=quantization != "none")
+        linears, activations = _by_torch(own, weights, dtype, quantization, device)
     backend = (make_backend if own.spec.mla is None else make_latent_backend)(device, activations)
     return Decoder(shard, weights, linears, backend, dtype=activations, device=device)
 
@@ -88,7 +83,7 @@ def _check_method(source: WeightSource, quantization: str) -> None:
 
 
 def _by_torch(
-    own: RankLayout, weights: Weights, dtype: str, device: torch.device, *, keeps_codes: bool
+    own: RankLayout, weights: Weights, dtype: str, quantization: str, device: torch.device
 ) -> tuple[TorchLinears, torch.dtype]:
     """The linears and the activations' dtype."""
     chosen = weights.source.dtype if dtype == "auto" else _DTYPES[dtype]
@@ -97,9 +92,13 @@ def _by_torch(
     method: LinearMethod = DenseMethod(activations, device)
     if halves and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
-    keeps_codes = keeps_codes and weights.source.quantization is not None
+    if quantization in ON_LOAD:
+        made = ON_LOAD[quantization]
+        method = QuantisingMethod(8 if made.bits == 8 else 4, made.group, device)
     table_dtype = torch.float16 if halves else chosen
-    return TorchLinears(own, weights, method, table_dtype, device, keeps_codes=keeps_codes), activations
+    name = weights_name(weights.source.quantization, quantization, str(table_dtype).removeprefix("torch."))
+    keeps_codes = quantization not in ("none", *ON_LOAD)
+    return TorchLinears(own, weights, method, table_dtype, device, name=name, keeps_codes=keeps_codes), activations
 
 
 def _native_linears() -> bool:

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Storage
 
 from ...cluster.model_spec import ModelSpec
 from ...cluster.parallel_layout import RankLayout
-from ...cluster.weight_formats import ON_LOAD
+from ...cluster.weight_formats import ON_LOAD, weights_name
 from ..kernels.linear import (
     NativeLinear,
     PackedWeight,
@@ -67,12 +67,10 @@ class Packing:
             made = ON_LOAD[quantization]
             own = WeightFormat.Q8 if made.bits == 8 else WeightFormat.Q4
             same = frozenset({int(_AS_STORED[quantization])} if quantization in _AS_STORED else ())
-            name = quantization if config is None else config.name_as(quantization)
-            return cls(name, own, own, same, chosen, made.group)
+            return cls(weights_name(config, quantization, name), own, own, same, chosen, made.group)
         if config is not None:
-            if quantization == "none":
-                return cls(config.name_as(name), floats, floats, frozenset(), chosen)
-            return cls(config.name_beside(name), floats, floats, frozenset(), chosen, keeps_codes=True)
+            name, keeps = weights_name(config, quantization, name), quantization != "none"
+            return cls(name, floats, floats, frozenset(), chosen, keeps_codes=keeps)
         stored = _stored_blocks(source, spec) if quantization == "auto" and dtype is None else ""
         if not stored:
             return cls(name, floats, floats, frozenset(), chosen)

@@ -14,12 +14,11 @@ from ...actors.models.spec import read_quantization, read_spec, stored_dtype, st
 from ...cluster.capacity import Needs, plan_capacity, smallest_fit
 from ...cluster.config import ModelConfig
 from ...cluster.config_file import load_config
-from ...cluster.errors import ConfigError
 from ...cluster.kv_formats import KV_FORMATS, kv_format
 from ...cluster.model_spec import ModelSpec
 from ...cluster.parallel_layout import DECODE_TOKENS, ParallelLayout
 from ...cluster.topology import Topology
-from ...cluster.weight_formats import ON_LOAD, WEIGHT_FORMATS, KeptWeights
+from ...cluster.weight_formats import ON_LOAD, WEIGHT_FORMATS, KeptWeights, weights_name
 from .flags import Parser, add_keys, add_model, size
 from .plan_report import Step, describe
 from .plan_table import show_plan
@@ -123,25 +122,21 @@ def machine_memory() -> int:
 def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -> KeptWeights:
     """What the weights of a model folder or file are kept as once they are loaded. Raises ConfigError."""
     quantization, config = model.quantization, read_quantization(path)
+    on_load = quantization if quantization in ON_LOAD else ""
     if device == "cuda":
-        if quantization in ON_LOAD:
-            raise ConfigError(
-                f"quantization: {quantization} needs a CPU with native kernels, not a GPU", param="quantization"
-            )
         dtype = stored_dtype(path) if model.dtype == "auto" else model.dtype
-        kept = KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16")
+        kept = KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16", on_load=on_load)
     else:
         as_stored = quantization == "auto" and model.dtype == "auto"
         kept = KeptWeights.packed(
             "float16" if model.dtype == "auto" else model.dtype,
             stored_formats(path, _linears(spec)) if as_stored else None,
-            on_load=quantization if quantization in ON_LOAD else "",
+            on_load=on_load,
         )
     if config is None:
         return kept
-    if quantization == "none" or quantization in ON_LOAD:
-        return replace(kept, name=config.name_as(kept.name))
-    return kept.with_codes(config, _linears(spec))
+    kept = replace(kept, name=weights_name(config, quantization, kept.table.name))
+    return kept if on_load or quantization == "none" else kept.with_codes(config, _linears(spec))
 
 
 def _linears(spec: ModelSpec) -> list[str]:

@@ -337,10 +337,6 @@ def test_this_machines_memory_is_the_default(llama, capsys, monkeypatch):
             " 1, 3, 6, 9, ... fit",
         ),
         (
-            ["--device", "cuda", "--quantization", "int8"],
-            "quantization: int8 needs a CPU with native kernels, not a GPU",
-        ),
-        (
             ["--step-tokens", "0"],
             "argument --step-tokens: should be greater than or equal to 1, not 0 (see warmroot plan --help)",
         ),

@@ -12,12 +12,18 @@ from warmroot.actors.kernels.tuning import ChoosingLinear, LinearChoice
 from warmroot.actors.layers.linear import DenseMethod
 from warmroot.actors.layers.mlp import GatedMLP
 from warmroot.actors.layers.moe_balance import ExpertBalancer, move_experts
+from warmroot.actors.models.on_load import QuantisingMethod
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.expert_moves import plan_moves
 from warmroot.cluster.expert_placement import ExpertPlacement, initial_placement
 from warmroot.cluster.topology import Topology
 
-METHODS = {"float32": FLOATS, "bfloat16": DenseMethod(torch.bfloat16, torch.device("cpu"))}
+CPU = torch.device("cpu")
+METHODS = {
+    "float32": FLOATS,
+    "bfloat16": DenseMethod(torch.bfloat16, CPU),
+    "int4 by torch": QuantisingMethod(4, 32, CPU),
+}
 if native() is not None:
     METHODS |= {name: NativeMethod(WeightFormat[name]) for name in ("F16", "Q8")}
 

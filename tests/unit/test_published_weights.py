@@ -132,8 +132,9 @@ def test_kernels_keep_the_codes(checkpoint, layout, tp):
 
 
 def torch_linears(monkeypatch, folder, **options):
-    monkeypatch.setattr(loader, "_native_linears", lambda: False)
-    return list(linears(load_model(folder, device=CPU, **{"dtype": "float32"} | options)))
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_native_linears", lambda: False)
+        return list(linears(load_model(folder, device=CPU, **{"dtype": "float32"} | options)))
 
 
 def test_torch_dequantises_by_tiles(checkpoint, monkeypatch):
@@ -219,3 +220,29 @@ def test_damaged_tensors_are_named(tmp_path, settings, part):
         ModelLoadError, match=f"model.safetensors.*{module}.weight is|tensor {module}.weight is missing"
     ):
         load_model(tmp_path / "m", dtype="float32", device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "error"), [("int8", 0.006), ("int4", 0.09), ("int4-g64", 0.1), ("int4-g128", 0.12)]
+)
+def test_quantising_on_load(tmp_path, monkeypatch, quantization, error):
+    """By torch and by the kernels to the same size of error; groups that do not divide a row end with a smaller one."""
+    config = LLAMA | {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160}
+    write_folder(tmp_path / "m", gptq(), config)
+    plain = tmp_path / "m-plain"
+    tensors = {
+        name: torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)) if tensor.dim() > 1 else tensor
+        for name, tensor in load_file(plain / "model.safetensors").items()
+    }
+    save_file(tensors, plain / "model.safetensors")
+    exact = list(linears(load_model(plain, dtype="float32", device=CPU)))
+    kinds = [torch_linears(monkeypatch, plain, quantization=quantization)]
+    if native() is not None:
+        decoder = load_model(plain, dtype="auto", quantization=quantization, device=CPU)
+        assert decoder.weights_format == quantization
+        kinds.append(list(linears(decoder)))
+    for kind in kinds:
+        for linear, expected in zip(kind, exact, strict=True):
+            x = torch.randn((8, expected.parts[0].shape[1]), generator=torch.Generator().manual_seed(6))
+            difference = linear.apply(x) - expected.apply(x)
+            assert difference.norm() < (error + 0.008) * expected.apply(x).norm()

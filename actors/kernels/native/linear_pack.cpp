@@ -97,7 +97,9 @@ void pack_groups(const float *weight, int32_t format, int64_t group, Shape shape
         float scale = 0.0f;
         for (int64_t g = 0; g < num_groups(shape.in_features); ++g) {
             const int64_t first = g * kGroup;
-            if (values && first % group == 0) scale = best_scale(values + first, group, format);
+            if (values && first % group == 0) {
+                scale = best_scale(values + first, std::min(group, shape.in_features - first), format);
+            }
             uint8_t codes[kGroup];
             for (int k = 0; k < kGroup; ++k) codes[k] = quantise(values ? values[first + k] : 0.0f, scale, format);
             store_group(static_cast<uint8_t *>(packed) + g * group_bytes(format), format, n, codes);
