@@ -45,37 +45,44 @@ def save_model(folder: Path, model_class: str = "LlamaForCausalLM", spread: floa
 
 
 @torch.no_grad()
-def fitted_outputs(model, num_heads: int, *, num_texts: int = 24, length: int = 60) -> list[torch.Tensor]:
-    """For each head an output layer [vocab, hidden]: least squares from the model's own texts to what follows later."""
+def texts_of(model, *, num_texts: int = 24, length: int = 60) -> list[list[int]]:
+    """What the model writes by itself."""
     starts = torch.randint(3, VOCAB, (num_texts, 4), generator=torch.Generator().manual_seed(0))
-    texts = model.generate(starts, max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0)
-    hidden = model.model(texts).last_hidden_state
+    return model.generate(starts, max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0).tolist()
+
+
+@torch.no_grad()
+def fitted_outputs(model, texts: list[list[int]], num_heads: int) -> list[torch.Tensor]:
+    """For each head an output layer [vocab, hidden]: least squares from the texts' hidden states to what follows."""
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    hidden = [model.model(torch.tensor([text])).last_hidden_state[0] for text in texts]
     outputs = []
-    for head in range(num_heads):
-        ahead = head + 2
-        x = hidden[:, :-ahead].flatten(0, 1)
-        wanted = torch.nn.functional.one_hot(texts[:, ahead:].flatten(), VOCAB).float()
-        gram = x.T @ x + 0.01 * torch.eye(HIDDEN)
-        outputs.append(8.0 * torch.linalg.solve(gram, x.T @ wanted).T.contiguous())
+    for ahead in range(2, num_heads + 2):
+        x = torch.cat([states[:-ahead] for states in hidden])
+        following = torch.cat([torch.tensor(text[ahead:]) for text in texts])
+        wanted = torch.nn.functional.one_hot(following, vocab_size).float()
+        gram = x.T @ x + 0.01 * torch.eye(x.shape[1])
+        outputs.append(20.0 * torch.linalg.solve(gram, x.T @ wanted).T.contiguous())
     return outputs
 
 
 def save_heads(folder: Path, outputs: list[torch.Tensor], *, token_map=None, shared=False, blocks=0.0, **changed):
     """A checkpoint with these output layers, of tokens in ``token_map`` only, and blocks of random weights."""
     folder.mkdir(parents=True, exist_ok=True)
+    vocab_size, hidden = outputs[0].shape
     config = {
         "model_type": "medusa",
         "num_heads": len(outputs),
         "num_hidden_layers": 1,
-        "hidden_size": HIDDEN,
-        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "vocab_size": vocab_size,
         "original_lm_head": shared,
     }
     generator = torch.Generator().manual_seed(1)
     tensors = {}
     for index, weight in enumerate(outputs):
-        tensors[f"blocks.{index}.layers.0.weight"] = blocks * torch.randn(HIDDEN, HIDDEN, generator=generator)
-        tensors[f"blocks.{index}.layers.0.bias"] = blocks * torch.randn(HIDDEN, generator=generator)
+        tensors[f"blocks.{index}.layers.0.weight"] = blocks * torch.randn(hidden, hidden, generator=generator)
+        tensors[f"blocks.{index}.layers.0.bias"] = blocks * torch.randn(hidden, generator=generator)
         name = "lm_head.weight" if shared else f"lm_heads.{index}.weight"
         tensors[name] = (weight if token_map is None else weight[token_map]).contiguous()
     if token_map is not None:

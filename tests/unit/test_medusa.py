@@ -13,6 +13,7 @@ from medusa_harness import (
     run,
     save_heads,
     save_model,
+    texts_of,
     tokens,
 )
 
@@ -60,7 +61,7 @@ def decoder(model):
 @pytest.fixture(scope="module")
 def heads(model, tmp_path_factory):
     """Often right, at several depths."""
-    return save_heads(tmp_path_factory.mktemp("heads"), fitted_outputs(model[1], 4))
+    return save_heads(tmp_path_factory.mktemp("heads"), fitted_outputs(model[1], texts_of(model[1]), 4))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_windows(tmp_path):
     network = save_model(tmp_path / "model", "Qwen2ForCausalLM", **config)
     decoder = load_model(tmp_path / "model", dtype="float32", device=CPU)
     assert 5 in decoder.spec.layer_windows and None in decoder.spec.layer_windows
-    folder = save_heads(tmp_path / "heads", fitted_outputs(network, 4))
+    folder = save_heads(tmp_path / "heads", fitted_outputs(network, texts_of(network), 4))
     plain = tokens(run(make_engine(decoder, None), GREEDY))
     engine = make_engine(decoder, medusa(folder, 10))
     assert tokens(run(engine, GREEDY)) == plain
@@ -198,7 +199,7 @@ def test_a_tree_without_branches_is_a_chain():
 
 def test_heads_over_some_tokens(model, decoder, heads, tmp_path):
     token_map = [3, 4, 5, 7, 9, 11, 12, 20]
-    outputs = fitted_outputs(model[1], 4)
+    outputs = fitted_outputs(model[1], texts_of(model[1]), 4)
     folder = save_heads(tmp_path, outputs, token_map=token_map)
     hidden = torch.randn(3, HIDDEN)
     found, scores = load_heads(folder, decoder).guesses(hidden, 5)
