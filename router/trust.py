@@ -17,6 +17,7 @@ LEARN = 0.2
 """Weight of the latest request: four in a row that find nothing bring the share below one half."""
 BELIEVED = 0.9
 """From this share on claims count whole: blocks are evicted and events take their time everywhere."""
+FORGIVEN = 0.99
 RESYNC = 0.5
 RESYNC_EVERY_S = 30.0
 RECOVERY_S = 60.0
@@ -47,6 +48,8 @@ class Trust:
         record = self._records.setdefault(replica, _Record(1.0, now))
         share = self._share(record, now)
         record.share, record.at = share + LEARN * (found - share), now
+        if record.share > FORGIVEN:
+            del self._records[replica]
         if record.share >= RESYNC or now - record.resynced_at < RESYNC_EVERY_S:
             return False
         record.resynced_at = now
@@ -54,6 +57,8 @@ class Trust:
 
     def doubted(self) -> dict[ReplicaId, float]:
         """Who is not believed, with the share of each."""
+        if not self._records:
+            return {}
         now = self._clock()
         shares = {replica: self._share(record, now) for replica, record in self._records.items()}
         return {replica: share for replica, share in shares.items() if share < BELIEVED}
@@ -87,12 +92,13 @@ class TrustedIndex:
 
         Cheap for the prompt that was looked up last.
         """
-        if replica not in self.slots.names:
-            return 0
-        *looked_up, held = self._last
-        if looked_up[:2] != [namespace, block_size] or looked_up[2] is not tokens:
+        known_namespace, known_size, known_tokens, held = self._last
+        if known_tokens is not tokens or known_namespace != namespace or known_size != block_size:
             held = self._index.held(namespace, tokens, block_size)
-        bit = 1 << self.slots.names.index(replica)
+        try:
+            bit = 1 << self.slots.names.index(replica)
+        except ValueError:
+            return 0
         found = max((num_tokens for mask, num_tokens in held if mask & bit), default=0)
         return min(found, (len(tokens) // TOKEN_BYTES - 1) // block_size * block_size)
 

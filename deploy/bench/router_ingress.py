@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from ...cluster.ids import ReplicaId
 from ...cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from ...kv_store.bus import InMemoryBus
 from ...kv_store.index import PrefixIndex
@@ -24,7 +25,7 @@ from ...router.openai.settings import ApiSettings
 from ...router.policy import make_policy
 from ...router.tokenizer import Tokenizer
 from ...router.tokenizer_parts import TokenizerParts
-from .router_load import PROMPT_TOKENS, FleetLoad
+from .router_load import BLOCK_SIZE, PROMPT_TOKENS, FleetLoad
 from .router_measure import Timed, quietest
 
 PROMPT_BYTES = 20_000
@@ -73,11 +74,12 @@ async def application(load: FleetLoad, index: PrefixIndex) -> Any:
     bus = InMemoryBus(time.monotonic, "bench")
     for info in load.infos():
         await bus.heartbeat(info, _LEASE_S)
-    membership = Membership(bus, "", index=index, connect=lambda info, on_change: _Replica(info))
+    tokenizer = _Tokenized(load, index)
+    membership = Membership(bus, "", index=index, connect=lambda info, on_change: _Replica(info, tokenizer.held))
     for _ in range(2):
         await membership.follower.follow_once(0.0)
     dispatcher = Dispatcher(membership, make_policy())
-    frontend = Frontend(dispatcher, _Tokenized(load), model=_MODEL, max_model_len=2 * PROMPT_TOKENS)
+    frontend = Frontend(dispatcher, tokenizer, model=_MODEL, max_model_len=2 * PROMPT_TOKENS)
     return build_app({_MODEL: frontend}, ApiSettings(), dispatcher)
 
 
@@ -117,13 +119,17 @@ async def _post(application: Any, body: bytes) -> None:
 class _Tokenized(Tokenizer):
     """Has the ids of the next prompt at hand; they are bytes, as is the vocabulary."""
 
-    def __init__(self, load: FleetLoad) -> None:
+    def __init__(self, load: FleetLoad, index: PrefixIndex) -> None:
         backend = Backend(BPE(vocab={BYTE_TO_CHAR[byte]: byte for byte in range(_VOCABULARY)}, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
         super().__init__(TokenizerParts(backend, {}, _TEMPLATE))
         self.vocab_size = 2**31 - 1
-        self._prompts = [array("i", tokens).tolist() for tokens in load.prompts(64)]
+        packed = load.prompts(64)
+        self._prompts = [array("i", tokens).tolist() for tokens in packed]
+        held = [index.match(load.root, tokens, BLOCK_SIZE) for tokens in packed]
+        self.held = {id(prompt): found for prompt, found in zip(self._prompts, held, strict=True)}
+        """By a prompt's list: what each replica has of it."""
         self._next = 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -133,11 +139,13 @@ class _Tokenized(Tokenizer):
 
 
 class _Replica:
-    """``ReplicaClient`` that encodes what it would send and answers with one token."""
+    """``ReplicaClient`` that encodes what it would send and answers with one token. It finds what it ``held``."""
 
     connected = True
 
-    def __init__(self, info: ReplicaInfo) -> None:
+    def __init__(self, info: ReplicaInfo, held: dict[int, dict[ReplicaId, int]]) -> None:
+        self._name = info.replica
+        self._held = held
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
 
     def start(self) -> None:
@@ -149,18 +157,18 @@ class _Replica:
     async def submit(self, request: GenerateRequest) -> ReplicaStream:
         """One token."""
         wire.encode(wire.Submit(request))
-        return _OneToken(request)
+        return _OneToken(request, self._held[id(request.prompt_token_ids)].get(self._name, 0))
 
 
 class _OneToken:
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, cached_tokens: int) -> None:
         self._deltas = iter(
             [
                 TokenDelta(
                     request_id=request.request_id,
                     index=0,
                     token_ids=[65],
-                    cached_tokens=0,
+                    cached_tokens=cached_tokens,
                     finish_reason=FinishReason.LENGTH,
                 )
             ]
