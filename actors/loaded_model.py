@@ -162,4 +162,5 @@ def _kv_memory(config: WarmrootConfig) -> KvMemoryConfig:
         kv_cache_memory=cache.kv_cache_memory,
         gpu_memory_utilization=cache.gpu_memory_utilization,
         num_sharers=config.deploy.num_replicas,
+        step_tokens=config.scheduler.max_num_batched_tokens,
     )

@@ -16,7 +16,7 @@ from ..models.loader import load_model
 from ..models.spec import model_len
 from ..models.weights import Progress
 from .load_drafter import draft_page_bytes, drafter_of
-from .memory import available_bytes, kv_blocks_for, page_bytes, useful_blocks
+from .memory import PageSizes, available_bytes, kv_blocks_for, open_page_bytes, page_bytes, useful_blocks
 from .runner import ModelRunner
 
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -34,6 +34,8 @@ class KvMemoryConfig(NamedTuple):
     gpu_memory_utilization: float = 0.9
     num_sharers: int = 1
     """Replicas that may share the machine's RAM."""
+    step_tokens: int = 2048
+    """Most tokens of a step, which may all join blocks of quantised pages."""
 
 
 def default_device() -> torch.device:
@@ -94,7 +96,9 @@ def kv_memory_for(
     size = page_bytes(decoder.spec, layout, kv_dtype)
     if draft is not None:
         size += draft_page_bytes(draft.spec, decoder.spec, layout, kv_dtype)
-    return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder.device, layout, kv, size, length, max_num_seqs)
+    open_size = open_page_bytes(decoder.spec, layout, kv_dtype)
+    sizes = PageSizes(size, open_size, layout.open_pages(max_num_seqs, kv.step_tokens))
+    return kv_dtype, kv.num_kv_blocks or _num_blocks(decoder.device, layout, kv, sizes, length, max_num_seqs)
 
 
 def _kv_dtype(name: str, decoder: Decoder) -> KvType:
@@ -116,11 +120,10 @@ def _kv_dtype(name: str, decoder: Decoder) -> KvType:
 
 
 def _num_blocks(
-    device: torch.device, layout: KvLayout, kv: KvMemoryConfig, size: int, length: int, max_num_seqs: int
+    device: torch.device, layout: KvLayout, kv: KvMemoryConfig, sizes: PageSizes, length: int, max_num_seqs: int
 ) -> int:
-    """``size``: bytes of a page."""
     if kv.kv_cache_memory is not None:
-        return kv_blocks_for(size, kv.kv_cache_memory, layout)
+        return kv_blocks_for(sizes, kv.kv_cache_memory, layout)
     memory = available_bytes(device, kv.gpu_memory_utilization, kv.num_sharers)
     most = _CACHE_FACTOR * useful_blocks(layout, length, max_num_seqs)
-    return min(most, kv_blocks_for(size, memory, layout))
+    return min(most, kv_blocks_for(sizes, memory, layout))

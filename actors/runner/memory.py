@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ...cluster.errors import ConfigError
 from ...cluster.kv_formats import KvFormat
-from ...cluster.kv_layout import KvLayout
+from ...cluster.kv_layout import KvLayout, blocks_in
 from ...cluster.model_spec import ModelSpec
 from ..attention.kv_memory import KvType
 
@@ -23,16 +24,30 @@ def page_bytes(spec: ModelSpec, layout: KvLayout, dtype: KvType) -> int:
     return layout.slots * layout.block_size * spec.cached_elements * dtype.itemsize
 
 
-def kv_blocks_for(size: int, memory_bytes: int, layout: KvLayout) -> int:
-    """Pages of ``size`` bytes in ``memory_bytes``, the null page included.
+def open_page_bytes(spec: ModelSpec, layout: KvLayout, dtype: KvType) -> int:
+    """Bytes of a page that tokens still join, beside the page itself; 0 for floats."""
+    heads = spec.cache_heads * layout.slots
+    return heads * dtype.open_page_bytes(spec.cache_dim, layout.block_size) if isinstance(dtype, KvFormat) else 0
 
-    Raises ConfigError if they hold no sequence of one block.
-    """
-    num_blocks, least = memory_bytes // size, 1 + len(layout.groups)
+
+class PageSizes(NamedTuple):
+    """Bytes of what one KV block takes."""
+
+    page: int
+    """Of the model, and of what drafts."""
+    open_page: int = 0
+    """More, while tokens still join the block."""
+    open_pages: int = 0
+    """Blocks of which that may be so at a time."""
+
+
+def kv_blocks_for(sizes: PageSizes, memory_bytes: int, layout: KvLayout) -> int:
+    """Pages in ``memory_bytes``, the null page included. Raises ConfigError if they hold no sequence of one block."""
+    num_blocks, least = blocks_in(memory_bytes, *sizes), 1 + len(layout.groups)
     if num_blocks < least:
         raise ConfigError(
-            f"kv_cache_memory: {memory_bytes} bytes hold {num_blocks} KV blocks of {size} bytes, at least {least} are"
-            " needed",
+            f"kv_cache_memory: {memory_bytes} bytes hold {num_blocks} KV blocks of {sizes.page} bytes,"
+            f" at least {least} are needed",
             param="kv_cache_memory",
         )
     return num_blocks

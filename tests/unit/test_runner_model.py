@@ -12,7 +12,7 @@ from warmroot.actors.engine.plan import StepPlan
 from warmroot.actors.models.loader import load_model
 from warmroot.actors.runner.calibration import calibrate
 from warmroot.actors.runner.load import KvMemoryConfig, load_runner
-from warmroot.actors.runner.memory import kv_blocks_for, page_bytes, useful_blocks
+from warmroot.actors.runner.memory import PageSizes, kv_blocks_for, page_bytes, useful_blocks
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.actors.runner.threaded import ThreadedExecutor
 from warmroot.cluster.errors import ConfigError
@@ -197,9 +197,9 @@ def test_memory_sizes(decoder):
     size = page_bytes(decoder.spec, layout, torch.float32)
     assert size == 2 * 16 * 2 * 2 * 8 * 4  # layers, tokens, k and v, heads, head_dim, bytes
     assert page_bytes(decoder.spec, layout, torch.float16) == size // 2
-    assert kv_blocks_for(size, 10 * size + 1, layout) == 10
+    assert kv_blocks_for(PageSizes(size), 10 * size + 1, layout) == 10
     with pytest.raises(ConfigError, match="hold 1 KV blocks"):
-        kv_blocks_for(size, size, layout)
+        kv_blocks_for(PageSizes(size), size, layout)
     assert useful_blocks(layout, max_model_len=100, max_num_seqs=3) == 1 + 3 * 7
     assert useful_blocks(KvLayout.of((None, 32), 16), max_model_len=100, max_num_seqs=1) == 1 + 7 + 3
 
