@@ -135,3 +135,9 @@ def test_dynamo_s_queue_holds_requests_while_every_replica_has_a_step_to_prefill
     # The shortest by what is cached nowhere: 300 tokens of which somebody holds 200 go before 200 unknown ones.
     assert waiting.work(seen(cached=[0, 200, 100]), 0, 300) == 100
     assert waiting.work(seen(), 0, 200) == 200
+
+
+def test_gorgo_counts_whole_prompts_until_their_requests_end():
+    gorgo = policy("gorgo")
+    assert best(gorgo, [1, 2, 3], cached=[200, 0, 0], context_tokens=[150, 0, 60], sent_tokens=[0, 90, 0]) == "a"
+    assert best(gorgo, [1, 2, 3], cached=[200, 0, 0], context_tokens=[250, 0, 60]) == "b"

@@ -1,4 +1,4 @@
-"""GORGO (arXiv 2602.11688; gorgo-lb 0.2.0)."""
+"""GORGO (arXiv 2602.11688; gorgo-lb 0.2.0, policy/gorgo.py)."""
 
 from random import Random
 
@@ -6,7 +6,9 @@ from ..base import Candidates, Column, Forgetful, Ranking, RoutingRequest
 
 
 class Gorgo(Forgetful):
-    """Round-trip time (none here) + uncached tokens + queued tokens, all with weight 1."""
+    """Round-trip time (none here) + uncached tokens + prompt tokens of all requests there until they end, cached or not,
+    all with weight 1.
+    """
 
     name = "gorgo"
 
@@ -15,5 +17,5 @@ class Gorgo(Forgetful):
 
     def choose(self, request: RoutingRequest, candidates: Candidates) -> Ranking:
         """See ``Policy``."""
-        costs = candidates.uncached(request.prompt_tokens) + candidates.table[Column.SENT_TOKENS]
+        costs = candidates.uncached(request.prompt_tokens) + candidates.table[Column.CONTEXT_TOKENS]
         return Ranking(candidates.names, costs, lambda place: "tokens", self._rng)
