@@ -4,7 +4,7 @@ Written against redis-py 5 to 8 and Redis 7 and newer.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from redis import exceptions
@@ -35,17 +35,25 @@ async def connect(address: RedisAddress) -> Client:
     Other failures are ConnectionErrors.
     """
     async with reporting(address, at_start=True):
-        client: Any = _single(address)
-        try:
-            info = await client.info()
-            _check_version(address, info)
-            if not info.get("cluster_enabled"):
-                return client
-        except BaseException:
-            await client.aclose()
-            raise
+        *others, last = address.hosts[:1] if address.service else address.hosts
+        for host in others:  # another node of the cluster may be up
+            with suppress(exceptions.ConnectionError, exceptions.TimeoutError, OSError):
+                return await _connect(address, host)
+        return await _connect(address, last)
+
+
+async def _connect(address: RedisAddress, host: tuple[str, int]) -> Client:
+    client: Any = _single(address, host)
+    try:
+        info = await client.info()
+        _check_version(address, info)
+        if not info.get("cluster_enabled"):
+            return client
+    except BaseException:
         await client.aclose()
-        return await _cluster(address)
+        raise
+    await client.aclose()
+    return await _cluster(address)
 
 
 def node_of(client: Client, address: RedisAddress, key: str) -> Client:
@@ -107,11 +115,10 @@ def _check_version(address: RedisAddress, info: dict[str, Any]) -> None:
         )
 
 
-def _single(address: RedisAddress) -> Redis:
+def _single(address: RedisAddress, host: tuple[str, int]) -> Redis:
     options = _options(address)
     if not address.service:
-        host, port = address.hosts[0]
-        return Redis(host=host, port=port, db=address.db, **options)
+        return Redis(host=host[0], port=host[1], db=address.db, **options)
     # Sentinels seldom have the password of the Redis that they watch, but the same authority and timeouts.
     asking = {key: value for key, value in options.items() if key not in ("username", "password")}
     sentinel = cast(Any, Sentinel)(list(address.hosts), sentinel_kwargs=asking, db=address.db, **options)
