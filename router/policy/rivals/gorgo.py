@@ -6,8 +6,8 @@ from ..base import Candidates, Column, Forgetful, Ranking, RoutingRequest
 
 
 class Gorgo(Forgetful):
-    """Round-trip time (none here) + uncached tokens + prompt tokens of all requests there until they end, cached or not,
-    all with weight 1.
+    """Round-trip time (none here) + uncached tokens + prompt tokens of all requests there until they end, all with
+    weight 1.
     """
 
     name = "gorgo"
