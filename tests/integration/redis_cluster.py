@@ -1,8 +1,10 @@
 """Replicas and routers of one process around a real redis-server: everything but the engine and Ray."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from redis_server import RedisServer
 
@@ -24,7 +26,7 @@ ROOT = namespace_root("m")
 BLOCK = 16
 
 
-def open_bus(server: RedisServer, **options: int) -> RedisEventBus:
+def open_bus(server: RedisServer, **options: Any) -> RedisEventBus:
     address = parse_store(server.url)
     assert address is not None
     return RedisEventBus(address, **options)
@@ -34,6 +36,7 @@ class CachingReplica:
     """Answers every prompt with one token at once, and caches its blocks for ever."""
 
     def __init__(self, server: RedisServer, name: str, epoch: int = 1) -> None:
+        """An epoch is the wall clock of the replica's machine."""
         self.bus = open_bus(server)
         self.name, self.epoch = ReplicaId(name), Epoch(epoch)
         self.channel = ChannelServer(self, "secret")
@@ -115,10 +118,15 @@ class CachingReplica:
 class Router:
     """An ingress without HTTP."""
 
-    def __init__(self, server: RedisServer, name: str = "router", policy: str = "warm_prefix") -> None:
-        self.bus = open_bus(server)
-        self.membership = Membership(self.bus, "secret")
-        self.dispatcher = Dispatcher(self.membership, make_policy(policy))
+    def __init__(
+        self, server: RedisServer, name: str = "router", policy: str = "warm_prefix", ahead_s: float = 0.0
+    ) -> None:
+        def clock() -> float:
+            return time.monotonic() + ahead_s
+
+        self.bus = open_bus(server, clock=clock)
+        self.membership = Membership(self.bus, "secret", clock=clock)
+        self.dispatcher = Dispatcher(self.membership, make_policy(policy), clock=clock)
         self.exchange = PeerExchange(self.bus, self.dispatcher.core.peers, name)
         self.name = name
         self.sent = 0
@@ -169,8 +177,10 @@ class RedisCluster:
             self._exits.push_async_callback(replica.die)
         return started
 
-    async def router(self, name: str = "router", *, expects: int = 0, policy: str = "warm_prefix") -> Router:
-        router = await Router(self.server, name, policy).start()
+    async def router(
+        self, name: str = "router", *, expects: int = 0, policy: str = "warm_prefix", ahead_s: float = 0.0
+    ) -> Router:
+        router = await Router(self.server, name, policy, ahead_s).start()
         self._exits.push_async_callback(router.stop)
         await until(lambda: len(router.membership.ready()) >= expects)
         return router

@@ -226,6 +226,44 @@ async def test_full_memory_degrades_and_heals(cluster: RedisCluster, caplog: pyt
     await until(lambda: router.knows(*replicas))
 
 
+async def test_a_password_that_changes_later_degrades_and_heals(cluster: RedisCluster):
+    replicas = await cluster.replicas("a", "b")
+    router = await cluster.router(expects=2)
+    load = Load(router)
+    await until(lambda: load.served > 20)
+    cluster.server.cli("config", "set", "requirepass", "changed")
+    # Whoever is in stays in: only new connections have to say it.
+    cluster.server.cli("client", "kill", "type", "normal", "skipme", "yes", secret="changed")
+    await until(lambda: "assword" in router.follower.fault or "uthentic" in router.follower.fault)
+    assert "changed" not in router.follower.fault
+    served = load.served
+    await until(lambda: load.served > served + 50)
+    assert len(router.membership.ready()) == 2
+    cluster.server.cli("config", "set", "requirepass", "", secret="changed")
+    await until(lambda: not router.follower.fault)
+    await load.stop()
+    await until(lambda: router.knows(*replicas))
+
+
+async def test_clocks_that_are_hours_apart_change_nothing(cluster: RedisCluster):
+    hour = 3600 * 10**9
+    [late] = await cluster.replicas("late", epoch=50 * hour)
+    [early] = await cluster.replicas("early", epoch=1 * hour)
+    routers = [await cluster.router(f"{ahead_s}", expects=2, ahead_s=ahead_s) for ahead_s in (-7200.0, 0.0, 7200.0)]
+    late.store(prompt(1))
+    early.store(prompt(2))
+    for router in routers:
+        await until(lambda: router.knows(late, early))  # noqa: B023
+        answers = [await router.ask(prompt(topic, turn=1)) for topic in (1, 2)]
+        assert [answer.replica for answer in answers] == ["late", "early"]
+        assert min(answer.cached_tokens or 0 for answer in answers) >= 8 * BLOCK
+    # A word of one router counts with the others for as long as it says, by their own clocks.
+    await until(lambda: all(len(router.dispatcher.core.peers._peers) == 2 for router in routers))
+    await late.stop()
+    for router in routers:
+        await until(lambda: [one.info.replica for one in router.membership.ready()] == ["early"])  # noqa: B023
+
+
 async def test_a_replica_may_start_before_redis(cluster: RedisCluster):
     cluster.server.kill()
     replicas = await cluster.replicas("a")
