@@ -16,8 +16,13 @@ from medusa_harness import (
     texts_of,
     tokens,
 )
+from safetensors.torch import load_file
 
 from warmroot.actors.engine.draft_tree import Draft, depths
+from warmroot.actors.kernels.library import native
+from warmroot.actors.kernels.linear import NativeLinear, WeightFormat
+from warmroot.actors.layers.linear import DenseMethod
+from warmroot.actors.models import medusa as medusa_heads
 from warmroot.actors.models.loader import load_model
 from warmroot.actors.models.medusa import load_heads
 from warmroot.actors.runner.tree import best_tree
@@ -197,7 +202,13 @@ def test_a_tree_without_branches_is_a_chain():
     assert best_tree([[1, 2]], [[-1.0, -2.0]], 5) == Draft((1, 2), (-1, -1))
 
 
-def test_heads_over_some_tokens(model, decoder, heads, tmp_path):
+@pytest.fixture
+def exact(monkeypatch):
+    """Heads as they are stored."""
+    monkeypatch.setattr(medusa_heads, "head_method", lambda decoder: DenseMethod(torch.float32, CPU))
+
+
+def test_heads_over_some_tokens(model, decoder, exact, tmp_path):
     token_map = [3, 4, 5, 7, 9, 11, 12, 20]
     outputs = fitted_outputs(model[1], texts_of(model[1]), 4)
     folder = save_heads(tmp_path, outputs, token_map=token_map)
@@ -206,14 +217,12 @@ def test_heads_over_some_tokens(model, decoder, heads, tmp_path):
     expected = torch.stack([hidden @ weight[token_map].T for weight in outputs], 1)
     assert set(found.flatten().tolist()) <= set(token_map)
     assert torch.equal(found, torch.tensor(token_map)[expected.topk(5).indices])
-    torch.testing.assert_close(scores, expected.log_softmax(-1).topk(5).values, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(scores, expected.log_softmax(-1).topk(5).values, atol=1e-4, rtol=1e-4)
     plain = tokens(run(make_engine(decoder, None), GREEDY))
     assert tokens(run(make_engine(decoder, medusa(folder)), GREEDY)) == plain
 
 
-def test_heads_are_what_the_paper_says(decoder, bad_heads):
-    from safetensors.torch import load_file
-
+def test_heads_are_what_the_paper_says(decoder, bad_heads, exact):
     tensors = load_file(bad_heads / "model.safetensors")
     hidden = torch.randn(2, HIDDEN)
     found, scores = load_heads(bad_heads, decoder).guesses(hidden, 3)
@@ -222,7 +231,19 @@ def test_heads_are_what_the_paper_says(decoder, bad_heads):
         logits = (hidden + torch.nn.functional.silu(inner)) @ tensors["lm_head.weight"].T
         values, places = logits.log_softmax(-1).topk(3)
         assert torch.equal(found[:, head], places)
-        torch.testing.assert_close(scores[:, head], values, atol=5e-2, rtol=1e-2)
+        torch.testing.assert_close(scores[:, head], values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(native() is None, reason="the native kernels were not built")
+def test_heads_in_8_bits_guess_about_the_same(decoder, heads, exact, monkeypatch):
+    hidden = torch.randn(200, HIDDEN)
+    whole = load_heads(heads, decoder).guesses(hidden, 1)
+    monkeypatch.undo()
+    packed = load_heads(heads, decoder)
+    assert isinstance(packed.blocks, NativeLinear) and packed.blocks.parts[0].format is WeightFormat.Q8
+    found = packed.guesses(hidden, 1)
+    assert (found[0] == whole[0]).float().mean() > 0.97
+    assert (found[1] - whole[1]).abs().mean() < 0.1
 
 
 def test_heads_that_do_not_fit(decoder, tmp_path):
