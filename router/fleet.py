@@ -3,13 +3,12 @@
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import Load, ReplicaInfo
-from .policy.base import Candidates, Column, Numbers
+from .policy.base import Candidates, Column, Numbers, Places
 from .policy.in_flight import Account
-from .policy.rates import ReplicaRates
+from .policy.rates import Kind, ReplicaRates
 
 _FIRST_CAPACITY = 8
 _LOAD = slice(Column.RUNNING, Column.MAX_NUM_SEQS + 1)
@@ -51,8 +50,11 @@ class Fleet:
         self._loads: list[Load] = []
         self._places: dict[ReplicaId, int] = {}
         self._table: Numbers = np.zeros((len(Column), _FIRST_CAPACITY))
-        self._kinds: NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._kinds: list[Kind | None] = []
+        self._alike: dict[int, slice | Places] = {}
+        """By the id of a kind, which its members keep alive: their columns."""
         self._factors: Numbers = np.ones((3, _FIRST_CAPACITY))
+        self._common: Numbers = np.ones((3, 1))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,12 +76,13 @@ class Fleet:
         if place == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._factors = np.concatenate([self._factors, np.ones_like(self._factors)], axis=1)
-            self._kinds = np.concatenate([self._kinds, np.zeros_like(self._kinds)])
         info = member.info
         self.names.append(info.replica)
         self.version += 1
         self._members.append(member)
         self._loads.append(member.load)
+        self._kinds.append(None)
+        self._alike.clear()
         self._places[info.replica] = place
         key = _cache_of(info)
         self.caches[key] = self.caches.get(key, 0) + 1
@@ -99,12 +102,13 @@ class Fleet:
         self.caches[key] -= 1
         if not self.caches[key]:
             del self.caches[key]
-        for column in (self.names, self._members, self._loads):
+        self._alike.clear()
+        for column in (self.names, self._members, self._loads, self._kinds):
             column[place] = column[last]  # pyright: ignore[reportArgumentType, reportCallIssue]
             column.pop()
         if place != last:
-            for numbers in (self._table, self._factors, self._kinds):
-                numbers[..., place] = numbers[..., last]
+            for numbers in (self._table, self._factors):
+                numbers[:, place] = numbers[:, last]
             self._places[self.names[place]] = place
 
     def told(self, place: int, load: Load) -> None:
@@ -122,16 +126,27 @@ class Fleet:
     def learned(self, name: ReplicaId) -> None:
         """Note what a replica's rates are now, and with it those of its kind."""
         place = self._places.get(name)
-        if place is not None:
-            rates = self._members[place].rates
-            kind = rates.kind
-            self._kinds[place] = id(kind)
-            self._factors[:, place] = (rates.prefill_factor, rates.prefill_factor, rates.step_factor)
-            alike = self._kinds[: len(self.names)] == id(kind)
-            # Most fleets are of one kind, and a slice is written much faster than places that are picked out.
-            places = slice(len(self.names)) if alike.all() else np.flatnonzero(alike)
-            common = np.array([[kind.fixed_s], [kind.token_s], [kind.decode_step_s]])
-            self._table[_RATES, places] = common * self._factors[:, places]
+        if place is None:
+            return
+        rates = self._members[place].rates
+        kind, factors, common = rates.kind, self._factors, self._common
+        if self._kinds[place] is not kind:
+            self._kinds[place] = kind
+            self._alike.clear()
+        factors[0, place] = factors[1, place] = rates.prefill_factor
+        factors[2, place] = rates.step_factor
+        common[0, 0], common[1, 0], common[2, 0] = kind.fixed_s, kind.token_s, kind.decode_step_s
+        places = self._places_of(kind)
+        self._table[_RATES, places] = common * factors[:, places]
+
+    def _places_of(self, kind: Kind) -> "slice | Places":
+        """Columns of a kind. Most fleets are of one, and a slice is written much faster than places picked out."""
+        found = self._alike.get(id(kind))
+        if found is None:
+            alike = [place for place, other in enumerate(self._kinds) if other is kind]
+            found = slice(len(self.names)) if len(alike) == len(self.names) else np.array(alike, dtype=np.intp)
+            self._alike[id(kind)] = found
+        return found
 
     def sent(self, name: ReplicaId, account: Account) -> None:
         """Note what is in flight to a replica."""
