@@ -60,6 +60,7 @@ _LLMD: dict[str, dict[str, Any]] = {
     "3:5:2": {"weights": Weights(queue=5.0)},
     "3:0:0, active 2": {"weights": Weights(queue=0.0, kv=0.0, active=2.0)},
     "3:2:2, active 2": {"weights": Weights(active=2.0)},
+    "3:0:2, tokens 2": {"weights": Weights(queue=0.0, tokens=2.0)},
 }
 _PREBLE: dict[str, dict[str, Any]] = {
     "overload 2": {},

@@ -77,6 +77,8 @@ class SimulatedReplica:
         """Tokens that all that decode have generated."""
         self._prompts = 0
         """Prompt tokens of these, shared ones as often as they are read."""
+        self._scheduled = 0
+        """Blocks of prompt tokens in the step under way: they are taken, but nobody can share them yet."""
         self._step = 0
         """Decode steps done."""
         self._serial = 0
@@ -118,7 +120,7 @@ class SimulatedReplica:
             running=len(self._prefilling) + len(self._decoding),
             waiting=len(self._waiting),
             waiting_tokens=self._to_compute,
-            kv_used_blocks=self.cache.active,
+            kv_used_blocks=min(self.cache.capacity, self.cache.active + self._scheduled),
             kv_total_blocks=self.cache.capacity,
             max_num_seqs=self._costs.max_num_seqs,
         )
@@ -127,6 +129,7 @@ class SimulatedReplica:
         """Start what can run now."""
         self._busy, self._run = True, None
         chunks = self._plan() if self._waiting or self._prefilling else []
+        self._scheduled = sum(self._blocks(sequence, tokens) for sequence, tokens in chunks)
         sequences = len(self._decoding)
         usage = min(1.0, (self._prompts + self._generated) / (self.cache.capacity * self._block))
         if chunks:
@@ -237,14 +240,19 @@ class SimulatedReplica:
 
     def _store(self, sequence: SimSequence) -> None:
         """Its blocks that are computed by now are cached."""
-        ids = sequence.trace.block_ids
-        last = len(ids) if sequence.computed >= sequence.trace.input_tokens else sequence.computed // self._block
+        ids, last = sequence.trace.block_ids, sequence.held + self._blocks(sequence, 0)
         if last > sequence.held:
             fresh = ids[sequence.held : last]
             while self.cache.missing(fresh) > self.cache.available and self._preempt(sequence):
                 pass
             self.cache.store(ids[sequence.held - 1] if sequence.held else NO_PARENT, fresh)
             sequence.held = last
+
+    def _blocks(self, sequence: SimSequence, tokens: int) -> int:
+        """Prompt blocks, beyond those it holds, that are whole once ``tokens`` more are computed."""
+        computed, length = sequence.computed + tokens, sequence.trace.input_tokens
+        whole = len(sequence.trace.block_ids) if computed >= length else computed // self._block
+        return max(0, whole - sequence.held)
 
     def _first_token(self, sequence: SimSequence) -> None:
         self._prefilling.remove(sequence)

@@ -77,7 +77,7 @@ class Dynamo:
         """See ``Policy``."""
         waiting = candidates.table[Column.SENT_TOKENS] + request.prompt_tokens - candidates.cached_tokens
         prefill = np.maximum(0.0, waiting) / self._scale.block_tokens
-        active = self._active.with_request(self._scale.keys(request), candidates.names)
+        active = self._active.with_request(self._whole(request), candidates.names)
         costs = self._prefill_load_scale * prefill + active
         if self._request_weight:
             costs += self._request_weight * candidates.table[Column.UNFINISHED]
@@ -85,7 +85,7 @@ class Dynamo:
 
     def routed(self, request: RoutingRequest, replica: ReplicaId) -> None:
         """See ``Policy``."""
-        self._active.add(request.request_id, self._scale.keys(request), replica)
+        self._active.add(request.request_id, self._whole(request), replica)
 
     def first_token(self, request: RoutingRequest, replica: ReplicaId) -> None:
         """See ``Policy``."""
@@ -97,3 +97,7 @@ class Dynamo:
     def left(self, replica: ReplicaId) -> None:
         """See ``Policy``."""
         self._active.drop(replica)
+
+    def _whole(self, request: RoutingRequest) -> list[int]:
+        """It counts no block that the prompt fills only in part."""
+        return self._scale.keys(request)[: request.prompt_tokens // self._scale.block_tokens]

@@ -20,6 +20,8 @@ class Weights:
     queue: float = 2.0
     kv: float = 2.0
     active: float = 0.0
+    tokens: float = 0.0
+    """Of the token load scorer: prompt tokens that are still to be computed."""
 
 
 class LlmD(Remembering):
@@ -47,6 +49,8 @@ class LlmD(Remembering):
         )
         if weights.active:
             score += weights.active * _lower_is_better(table[Column.UNFINISHED])
+        if weights.tokens:
+            score += weights.tokens * _lower_is_better(table[Column.WAITING_TOKENS])
         return Ranking(candidates.names, -score, lambda place: "score", self._rng)
 
     def _prefix(self, request: RoutingRequest, candidates: Candidates) -> Numbers:
