@@ -159,7 +159,7 @@ def _put(result: QuantisedLayer, linear: WatchedLinear, found: QuantisedLinear, 
 
 def _relative_error(weight: torch.Tensor, wanted: torch.Tensor, gram: torch.Tensor | None) -> float:
     if gram is None:
-        gram = torch.eye(wanted.shape[1])
+        return float((weight - wanted).square().sum() / wanted.square().sum().clamp_(min=1e-30))
     return output_error(weight - wanted, gram) / max(output_error(wanted, gram), 1e-30)
 
 
