@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from warmroot.actors.engine.config import EngineConfig
-from warmroot.actors.engine.draft_tree import Draft
+from warmroot.actors.engine.draft_tree import ROOT, Draft
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.engine.plan import NewSequence, SequenceResult, SequenceStep, StepPlan, StepResult
 from warmroot.cluster.ids import NULL_BLOCK, BlockHash, RequestId
@@ -64,6 +64,21 @@ class Sequence:
     num_computed: int
     prefixes: list[int]
     block_size: int
+    branches: list[int] = field(default_factory=list)
+    """Prefix of each node of the tree that is being verified."""
+
+    def prefix_at(self, cell: int) -> int:
+        """Of the token, or of the node behind the last one, that is stored there."""
+        return self.prefixes[cell] if cell < len(self.tokens) else self.branches[cell - len(self.tokens)]
+
+    def plant(self, draft: Draft) -> None:
+        """A tree behind the last token; a chain is appended."""
+        self.branches = []
+        for token_id, parent in zip(draft.token_ids, draft.parents, strict=False):
+            self.branches.append(extend(self.prefixes[-1] if parent == ROOT else self.branches[parent], token_id))
+        if not draft.parents:
+            for token_id in draft.token_ids:
+                self.append(token_id)
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)
@@ -86,6 +101,8 @@ class ScriptedExecutor:
     fail_at: int | None = None
     max_in_flight: int = 1
     chains: bool = False
+    trees: bool = False
+    """Guesses come as trees, as by Medusa's heads, which write no pages."""
     plans: list[StepPlan] = field(default_factory=list)
     results: deque = field(default_factory=deque)
     sequences: dict[RequestId, Sequence] = field(default_factory=dict)
@@ -105,8 +122,7 @@ class ScriptedExecutor:
         assert len({step.request_id for step in plan.sequences}) == len(plan.sequences)
         written: set[tuple[int, int]] = set()
         for step in plan.sequences:
-            for token_id in step.draft.token_ids:
-                self.sequences[step.request_id].append(token_id)
+            self.sequences[step.request_id].plant(step.draft)
             self._write(step, written)
         for step in plan.sequences:
             self._read(step)
@@ -144,18 +160,18 @@ class ScriptedExecutor:
                 assert 0 < page < self.num_blocks, "a token is written to no page"
                 assert (page, slot) not in written, "two tokens are written to one slot"
                 written.add((page, slot))
-                self.pages.setdefault(page, [None] * size)[slot] = (group, sequence.prefixes[position])
+                self.pages.setdefault(page, [None] * size)[slot] = (group, sequence.prefix_at(position))
 
     def _read(self, step: SequenceStep) -> None:
         sequence, size = self.sequences[step.request_id], self.layout.block_size
         end = step.num_computed + step.num_tokens
-        assert end <= len(sequence.tokens)
+        assert end <= len(sequence.tokens) + len(sequence.branches)
         for group, table in enumerate(sequence.tables):
             window = self.layout.groups[group].window
             first = 0 if window is None else max(0, step.num_computed - window + 1)
             for position in range(first, end):
                 content = self.pages.get(table[position // size], [None] * size)[position % size]
-                assert content == (group, sequence.prefixes[position]), f"{step.request_id} sees a wrong history"
+                assert content == (group, sequence.prefix_at(position)), f"{step.request_id} sees a wrong history"
         sequence.num_computed = end
 
     def _answer(self, step: SequenceStep) -> SequenceResult:
@@ -170,23 +186,50 @@ class ScriptedExecutor:
             ]
         sampled: list[int] = []
         if step.samples:
-            assert sequence.num_computed == len(sequence.tokens)
-            sampled = self._verify(sequence, step.draft.token_ids)
+            assert sequence.num_computed == len(sequence.tokens) + len(sequence.branches)
+            sampled = (self._verify_tree if step.draft.parents else self._verify)(sequence, step.draft)
         else:
             assert not step.draft and not step.num_drafts
         return SequenceResult(
             request_id=step.request_id,
             token_ids=sampled,
             prompt_logprobs=logprobs,
-            draft=Draft(self._guess(sequence, step.num_drafts)),
+            draft=(self._guess_tree if self.trees else self._guess)(sequence, step.num_drafts),
         )
 
-    def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> list[int]:
-        known = len(sequence.tokens) - len(drafts)
+    def _verify_tree(self, sequence: Sequence, draft: Draft) -> list[int]:
+        """Nodes that stand move behind the last token, whatever lies there."""
+        chosen = [next_token(prefix, self.vocab_size) for prefix in (sequence.prefixes[-1], *sequence.branches)]
+        nodes = draft.standing(chosen)
+        known, size = len(sequence.tokens), sequence.block_size
+        for table in sequence.tables:
+            for place, node in enumerate(nodes):
+                (page, slot), (source, at) = (divmod(known + offset, size) for offset in (place, node))
+                self.pages[table[page]][slot] = self.pages[table[source]][at]
+        sampled = [chosen[node + 1] for node in (ROOT, *nodes)]
+        sequence.branches = []
+        for token_id in sampled:
+            sequence.append(token_id)
+        sequence.num_computed = len(sequence.tokens) - 1
+        return sampled
+
+    def _guess_tree(self, sequence: Sequence, count: int) -> Draft:
+        """Two guesses at each node, of which now and then neither is right."""
+        token_ids, prefixes = list[int](), [sequence.prefixes[-1]]
+        parents = tuple(node // 2 - 1 for node in range(count))
+        for node, parent in enumerate(parents):
+            prefix = prefixes[parent + 1]
+            wrong = (prefix % 3 == 0) + node % 2
+            token_ids.append((next_token(prefix, self.vocab_size) + wrong) % self.vocab_size)
+            prefixes.append(extend(prefix, token_ids[-1]))
+        return Draft(tuple(token_ids), parents)
+
+    def _verify(self, sequence: Sequence, draft: Draft) -> list[int]:
+        known = len(sequence.tokens) - len(draft)
         sampled: list[int] = []
-        for place, draft in enumerate((*drafts, None)):
+        for place, draft_id in enumerate((*draft.token_ids, None)):
             sampled.append(next_token(sequence.prefixes[known + place - 1], self.vocab_size))
-            if sampled[-1] != draft:
+            if sampled[-1] != draft_id:
                 break
         sequence.cut(known)
         for token_id in sampled:
@@ -194,7 +237,7 @@ class ScriptedExecutor:
         sequence.num_computed = len(sequence.tokens) - 1
         return sampled
 
-    def _guess(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+    def _guess(self, sequence: Sequence, count: int) -> Draft:
         """What comes next, with an error now and then. Drafting writes pages, like any pass."""
         length, room = len(sequence.tokens), sequence.room
         for _ in range(min(count, room + 1)):
@@ -208,9 +251,9 @@ class ScriptedExecutor:
                 )
             wrong = sequence.prefixes[-1] % 4 == 0
             sequence.append((next_token(sequence.prefixes[-1], self.vocab_size) + wrong) % self.vocab_size)
-        drafts = tuple(sequence.tokens[length:])
+        draft = Draft(tuple(sequence.tokens[length:]))
         sequence.cut(length)
-        return drafts
+        return draft
 
 
 class Harness:
@@ -232,8 +275,10 @@ class Harness:
         options = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 32} | options
         self.clock = ManualClock()
         layout = KvLayout.of(windows, block_size)
-        self.executor = ScriptedExecutor(layout, num_blocks, vocab_size, fail_at, max_in_flight, chains)
-        self.engine = Engine(self.executor, config or EngineConfig(**options), self.clock, NAMESPACE)
+        settings = config or EngineConfig(**options)
+        trees = settings.speculation is not None and settings.speculation.method == "medusa"
+        self.executor = ScriptedExecutor(layout, num_blocks, vocab_size, fail_at, max_in_flight, chains, trees)
+        self.engine = Engine(self.executor, settings, self.clock, NAMESPACE)
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.known: dict[BlockHash, tuple[BlockHash, bytes]] = {}
         """Events replayed: block hash to (parent, tokens)."""

@@ -17,6 +17,8 @@ SPECULATION = [
     NGRAM.model_copy(update={"adaptive": False, "num_speculative_tokens": 9}),
     SpeculativeConfig(method="layer_skip"),
     SpeculativeConfig(method="layer_skip", num_speculative_tokens=7, adaptive=False),
+    SpeculativeConfig(method="medusa", model="heads", num_speculative_tokens=10),
+    SpeculativeConfig(method="medusa", model="heads", num_speculative_tokens=14, adaptive=False),
 ]
 LAYOUTS = [(None,), (None, None), (6, None), (6, 6, None), (4, 9), (5,)]
 

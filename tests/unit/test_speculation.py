@@ -6,7 +6,9 @@ import pytest
 from engine_harness import Harness, expected_output
 from pydantic import ValidationError
 
+from warmroot.actors.engine.acceptance import TreeAcceptance
 from warmroot.actors.engine.draft_length import StepSeconds, StepShape, draft_lengths
+from warmroot.actors.engine.draft_tree import Draft
 from warmroot.actors.engine.ngram import MAX_INDEXED, NgramIndex
 from warmroot.cluster.messages import FinishReason
 from warmroot.cluster.speculative_config import SpeculativeConfig
@@ -16,11 +18,12 @@ OUTPUT = expected_output(PROMPT, 40, 3)
 
 
 def harness(method: str = "layer_skip", count: int = 3, *, adaptive: bool = False, **options) -> Harness:
-    config = SpeculativeConfig(method=method, num_speculative_tokens=count, adaptive=adaptive)
+    model = "heads" if method == "medusa" else None
+    config = SpeculativeConfig(method=method, model=model, num_speculative_tokens=count, adaptive=adaptive)
     return Harness(speculation=config, **options)
 
 
-@pytest.mark.parametrize("method", ["layer_skip", "ngram"])
+@pytest.mark.parametrize("method", ["layer_skip", "ngram", "medusa"])
 def test_drafts_save_steps_and_change_nothing(method):
     plain, h = Harness(), harness(method)
     for engine in (plain, h):
@@ -45,12 +48,13 @@ def test_nothing_is_computed_beyond_max_tokens():
         assert max(ends) <= len(PROMPT) + max_tokens - 1
 
 
-def test_a_stop_inside_the_accepted_run_ends_there():
+@pytest.mark.parametrize("method", ["layer_skip", "medusa"])
+def test_a_stop_inside_the_accepted_run_ends_there(method):
     prompt = [3, 1, 4, 1, 5]
     output = expected_output(prompt, 30, 3)
     for stop in range(3):
         for min_tokens in (0, 5):
-            h = harness(count=9)
+            h = harness(method, count=9)
             h.add("a", prompt, max_tokens=30, stop_token_ids=(stop,), min_tokens=min_tokens)
             h.run()
             end = next(n + 1 for n, token in enumerate(output) if token == stop and n + 1 >= min_tokens)
@@ -59,8 +63,9 @@ def test_a_stop_inside_the_accepted_run_ends_there():
             h.check()
 
 
-def test_only_accepted_tokens_are_cached():
-    h = harness(count=9)
+@pytest.mark.parametrize("method", ["layer_skip", "medusa"])
+def test_only_accepted_tokens_are_cached(method):
+    h = harness(method, count=9)
     h.add("a", PROMPT, max_tokens=30)
     while h.engine.has_work:
         h.step()
@@ -153,6 +158,24 @@ def test_a_tree_takes_one_pass_and_as_many_nodes_as_pay():
     assert draft_lengths([nodes], 1, (1.0, 0.1, 0.0), most_passes=1) == [3]
 
 
+def test_what_the_nodes_of_trees_bring_is_learnt():
+    """By their places: of two nodes in each tree the first is right half the time, the second a quarter of it."""
+    learnt = TreeAcceptance(4)
+    h = harness("medusa")
+    h.add("a", PROMPT)
+    (request,) = h.engine._requests.values()
+    assert learnt.gains(request, 4) == sorted(learnt.gains(request, 4), reverse=True)
+    for step in range(2000):
+        nodes = {0: [0], 2: [0], 1: [1], 3: []}[step % 4]
+        learnt.learn(request, Draft((1, 2), (-1, -1)), nodes)
+    first, second, *unknown = learnt.gains(request, 4)
+    assert (first, second) == pytest.approx((0.5, 0.25), abs=0.07)
+    assert max(unknown) <= second
+    for _ in range(100):
+        learnt.learn(request, Draft((1, 2), (-1, -1)), [])
+    assert learnt.gains(request, 4)[0] < 0.1, "this request's are never right"
+
+
 def test_step_seconds_are_learnt():
     seconds = StepSeconds()
     assert not seconds.is_known
@@ -214,7 +237,10 @@ def seconds_for(speculation: SpeculativeConfig | None, streams: int, cost: tuple
     while h.engine.has_work:
         h.engine.begin()
         plan = h.executor.plans[-1]
-        h.clock.now += base + per_row * plan.num_tokens + per_pass * max(s.num_drafts for s in plan.sequences)
+        passes = max(s.num_drafts for s in plan.sequences)
+        if speculation is not None and speculation.method == "medusa":
+            passes = min(passes, 1)
+        h.clock.now += base + per_row * plan.num_tokens + per_pass * passes
         h.record(h.engine.end(h.executor.result()))
     return h.clock.now
 
@@ -225,7 +251,11 @@ LOOKING_UP = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_
 """One in three is right: the tokens are as good as random."""
 
 
-@pytest.mark.parametrize("speculation", [GUESSING, LOOKING_UP], ids=["guessing", "looking up"])
+TREES = SpeculativeConfig(method="medusa", model="heads", num_speculative_tokens=14)
+"""At each node one of two guesses is right, two times in three the first."""
+
+
+@pytest.mark.parametrize("speculation", [GUESSING, LOOKING_UP, TREES], ids=["guessing", "looking up", "trees"])
 @pytest.mark.parametrize("streams", [1, 32])
 @pytest.mark.parametrize(
     "cost",
