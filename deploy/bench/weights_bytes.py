@@ -8,7 +8,7 @@ from ...cluster.config_file import load_config
 from ...cluster.model_tensors import dim_sizes
 from ...cluster.parallel_layout import ParallelLayout
 from ...cluster.topology import Topology
-from ..cli.plan import kept_weights
+from ..cli.plan_weights import kept_weights
 from .peers.warmroot_model import weights_format
 
 

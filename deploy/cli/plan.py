@@ -5,23 +5,20 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
 from ...actors.models.source import resolve_model
-from ...actors.models.spec import read_quantization, read_spec, stored_dtype, stored_formats, unit_format
-from ...cluster.capacity import Needs, plan_capacity, smallest_fit
-from ...cluster.config import ModelConfig
+from ...actors.models.spec import read_spec, unit_format
+from ...cluster.capacity import CapacityPlan, Needs, plan_capacity, smallest_fit
 from ...cluster.config_file import load_config
-from ...cluster.kv_formats import KV_FORMATS, kv_format
-from ...cluster.model_spec import ModelSpec
+from ...cluster.kv_formats import KV_FORMATS, KvFormat, kv_format
 from ...cluster.parallel_layout import DECODE_TOKENS, ParallelLayout
-from ...cluster.topology import Topology
-from ...cluster.weight_formats import ON_LOAD, WEIGHT_FORMATS, KeptWeights, weights_name
 from .flags import Parser, add_keys, add_model, size
+from .plan_drafts import with_drafts
 from .plan_report import Step, describe
 from .plan_table import show_plan
+from .plan_weights import kept_weights
 
 KEYS = (
     "model",
@@ -36,6 +33,9 @@ KEYS = (
     "enable_expert_parallel",
     "expert_parallel_size",
     "num_redundant_experts",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "speculative_config",
 )
 
 
@@ -59,10 +59,16 @@ def main(argv: Sequence[str]) -> int:
         kv_format=kv_format(arguments.kv_cache_dtype, weights.table.name),
         max_model_len=config.model.max_model_len or spec.max_position,
         block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        step_tokens=config.scheduler.max_num_batched_tokens,
     )
-    plan = plan_capacity(layout, needs)
-    formats = {name: plan_capacity(layout, replace(needs, kv_format=fmt)) for name, fmt in KV_FORMATS.items()}
-    fit = None if plan.limit is None else smallest_fit(spec, needs, stored)
+
+    def planned(fmt: KvFormat) -> CapacityPlan:
+        return plan_capacity(layout, with_drafts(replace(needs, kv_format=fmt), config, path, spec, arguments.device))
+
+    plan = planned(needs.kv_format)
+    formats = {name: planned(fmt) for name, fmt in KV_FORMATS.items()}
+    fit = None if plan.limit is None else smallest_fit(spec, plan.needs, stored)
     # On CPUs activations are float32.
     step = Step(arguments.step_tokens, 4 if arguments.device == "cpu" else weights.table.bits // 8)
     report = {"model": config.model.model, "device": arguments.device, "device_memory": memory}
@@ -117,28 +123,3 @@ def _positive(text: str) -> int:
 def machine_memory() -> int:
     """Bytes of RAM of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def kept_weights(model: ModelConfig, path: Path, spec: ModelSpec, device: str) -> KeptWeights:
-    """What the weights of a model folder or file are kept as once they are loaded. Raises ConfigError."""
-    quantization, config = model.quantization, read_quantization(path)
-    on_load = quantization if quantization in ON_LOAD else ""
-    if device == "cuda":
-        dtype = stored_dtype(path) if model.dtype == "auto" else model.dtype
-        kept = KeptWeights.plain(dtype if dtype in WEIGHT_FORMATS else "float16", on_load=on_load)
-    else:
-        as_stored = quantization == "auto" and model.dtype == "auto"
-        kept = KeptWeights.packed(
-            "float16" if model.dtype == "auto" else model.dtype,
-            stored_formats(path, _linears(spec)) if as_stored else None,
-            on_load=on_load,
-        )
-    if config is None:
-        return kept
-    kept = replace(kept, name=weights_name(config, quantization, kept.table.name))
-    return kept if on_load or quantization == "none" else kept.with_codes(config, _linears(spec))
-
-
-def _linears(spec: ModelSpec) -> list[str]:
-    (whole,) = ParallelLayout.of(spec, Topology()).ranks
-    return whole.linears()

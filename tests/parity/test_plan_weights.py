@@ -26,7 +26,7 @@ from warmroot.cluster.errors import ModelLoadError
 from warmroot.cluster.kv_formats import KV_FORMATS
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.topology import Topology
-from warmroot.deploy.cli.plan import kept_weights
+from warmroot.deploy.cli.plan_weights import kept_weights
 
 from . import test_moe_gguf
 from .conftest import MIXED, Family

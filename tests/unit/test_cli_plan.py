@@ -360,3 +360,52 @@ def test_experts_that_cannot_be_spread(tmp_path, capsys):
     _, report = plan(capsys, str(tmp_path), *flags)
     assert {len(rank["experts"]) for rank in report["ranks"]} == {11}
     assert report["num_redundant_experts"] == 4
+
+
+def test_drafts_take_memory_where_tokens_are_sampled(tmp_path, capsys):
+    small = {"num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8}
+    for name, config in (("model", LLAMA_2_70B), ("small", LLAMA_2_70B | small)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    heads = {"model_type": "medusa", "num_heads": 3, "hidden_size": 8192, "vocab_size": 32000}
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "config.json").write_text(json.dumps(heads | {"truncated_vocab_size": 4096}))
+
+    def ranks(*argv, **speculation):
+        flags = ["-tp", "4", "-pp", "2", "--memory", "80GB", "--device", "cuda", *argv]
+        if speculation:
+            flags += ["--speculative-config", json.dumps(speculation)]
+        code, report = plan(capsys, str(tmp_path / "model"), *flags)
+        assert code == 0
+        return report["ranks"]
+
+    before = ranks()
+    assert {rank["draft_weight_bytes"] for rank in before} == {0}
+    page = before[4]["page_bytes"]
+    for speculation, weights, more in (
+        ({"method": "ngram"}, 0, 0),
+        ({"method": "medusa", "model": str(tmp_path / "heads")}, 2 * 8192 * (3 * 8192 + 3 * 4096) + 4 * 3 * 8192, 0),
+        # Keys and values of 16 tokens, 8 heads of 128, in 16 bits, for each of its layers.
+        ({"method": "draft_model", "model": str(tmp_path / "small")}, None, 4 * 2 * 16 * 8 * 128 * 2),
+        ({"method": "layer_skip", "num_layers": 10}, None, 10 * 2 * 16 * 8 * 128 * 2),
+    ):
+        found = ranks(**speculation)
+        assert [rank["draft_weight_bytes"] > 0 for rank in found] == [rank == 4 and weights != 0 for rank in range(8)]
+        assert weights in (None, found[4]["draft_weight_bytes"])
+        assert found[4]["page_bytes"] == page + more
+        assert found[4]["kv_bytes"] == before[4]["kv_bytes"] - found[4]["draft_weight_bytes"]
+        assert found[4]["num_blocks"] < before[4]["num_blocks"] or speculation["method"] == "ngram"
+    layers = ranks(method="layer_skip", num_layers=10)[4]["draft_weight_bytes"]
+    # Ten whole layers, embedding and head; norms are float32.
+    assert layers == 2 * (10 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672) + 2 * 32000 * 8192) + 4 * 8192 * 21
+
+
+def test_open_pages_are_told(llama, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    argv = [llama, "-tp", "8", "--memory", "80GB", "--kv-cache-dtype", "int8", "--max-num-seqs", "64"]
+    code, report = plan(capsys, *argv)
+    assert code == 0
+    assert report["open_page_bytes"] == 80 * 2 * 128 * 16
+    assert report["open_pages"] == int(1.25 * (3 * 64 + 2048 // 16 + 32))
+    assert main(["plan", *argv]) == 0
+    assert "440 that tokens still join" in " ".join(capsys.readouterr().out.split())
