@@ -80,7 +80,7 @@ class _Run:
         self._options = options
         self._report = report
         self._stack = stack
-        self._model = resolve_model(options.model)
+        self._model = resolve_model(options.model).absolute()
         self._encode = Tokenizer.from_path(self._model).encode
         self._lengths = _QUICK_LENGTHS if options.quick else (PROMPT_TOKENS, OUTPUT_TOKENS)
 
