@@ -50,6 +50,7 @@ class Dispatcher:
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
         self._clock = clock
+        self._warm_ups = 0
         self._membership = membership
         self._wait_s = wait_s
         self._synced: Sequence[Member] | None = None
@@ -83,8 +84,9 @@ class Dispatcher:
         finally:
             self.core.finish(ticket, num_tokens)
 
-    async def run_on(self, replica: ReplicaId, request: GenerateRequest) -> None:
-        """Have one replica serve a request that nobody waits for. Raises what refuses or fails it."""
+    async def warm_up(self, replica: ReplicaId, request: GenerateRequest) -> None:
+        """Have one replica serve a request for what it leaves in the cache. Raises what refuses or fails it."""
+        self._warm_ups += 1
         ticket = self.core.assign(_question(request), replica)
         try:
             stream = await cast(Member, ticket.member).client.submit(request)
@@ -111,7 +113,7 @@ class Dispatcher:
 
     def routing(self) -> RoutingStats:
         """What was decided since start."""
-        return self.core.routing()
+        return replace(self.core.routing(), warm_ups=self._warm_ups)
 
     def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
         """The latest choices, newest first, for requests whose id begins with ``request_id``."""

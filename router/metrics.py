@@ -155,6 +155,9 @@ class ClusterCollector(Collector):
             ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
         ):
             yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
+        yield CounterMetricFamily(
+            "warmroot:warm_ups", "Hot prefixes that replicas were asked to compute", value=stats.warm_ups
+        )
 
     def _store(self) -> Iterable[Metric]:
         status = self._cluster.store()

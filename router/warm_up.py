@@ -5,6 +5,7 @@ So a prefix that outgrows one replica is copied, and one whose replica drains, d
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import ceil
@@ -32,6 +33,8 @@ FULL = 0.7
 """A replica that the requests with one prefix keep busier than this has too much of it."""
 WORTH_S = 30.0
 """A prefix that is used less often than this is computed again by who wants it."""
+AGAIN_S = 60.0
+"""A replica that lost what it was asked to compute sooner than this has no room for it."""
 LOWEST_PRIORITY = 1000
 """Requests of users go first, however late they come."""
 
@@ -75,8 +78,9 @@ def copy_target(prefix: HotPrefix, candidates: Candidates, caches: Sequence[bool
     holders = int(np.sum(able & (candidates.cached_tokens >= num_tokens)))
     if prefix.heat * WORTH_S < num_tokens or holders >= max(1, ceil(prefix.load / FULL)):
         return None
-    slots = candidates.occupancy / candidates.table[Column.MAX_NUM_SEQS]
-    free = able & (candidates.cached_tokens < num_tokens) & (candidates.backlog_s == 0) & (slots < FULL)
+    slots, memory = candidates.occupancy / candidates.table[Column.MAX_NUM_SEQS], candidates.table[Column.KV_USAGE]
+    free = able & (candidates.cached_tokens < num_tokens)
+    free &= (candidates.backlog_s == 0) & (slots < FULL) & (memory < FULL)
     if not free.any():
         return None
     # Routers that look at the same time choose the same: the names decide between equals.
@@ -87,11 +91,11 @@ class HotKeeper:
     """Runs in the background of one router from ``start`` to ``close``. ``name`` tells the router from all others."""
 
     def __init__(self, bus: BusReader, dispatcher: Dispatcher, name: str) -> None:
-        self.replayed = 0
-        """Prefixes that replicas computed because of it."""
         self._bus = bus
         self._dispatcher = dispatcher
         self._name = name
+        self._numbers = itertools.count()
+        self._recent: dict[tuple[str, bytes, ReplicaId | None], float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -110,9 +114,13 @@ class HotKeeper:
             await self._look_after(await self._bus.hot(TOLD))
 
     async def _look_after(self, prefixes: Iterable[HotPrefix]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._recent = {key: at for key, at in self._recent.items() if now - at < AGAIN_S}
         for prefix in prefixes:
             replica = self._target(prefix)
-            if replica is not None:
+            key = prefix.salt, prefix.tokens, replica
+            if replica is not None and key not in self._recent:
+                self._recent[key] = now
                 await self._replay(prefix, replica)
 
     def _target(self, prefix: HotPrefix) -> ReplicaId | None:
@@ -127,10 +135,9 @@ class HotKeeper:
         return copy_target(prefix, core.candidates(question), caches)
 
     async def _replay(self, prefix: HotPrefix, replica: ReplicaId) -> None:
-        self.replayed += 1
-        request = replay(prefix, f"warm-up-{self._name}-{self.replayed}")
+        request = replay(prefix, f"warm-up-{self._name}-{next(self._numbers)}")
         try:
-            await self._dispatcher.run_on(replica, request)
+            await self._dispatcher.warm_up(replica, request)
         except WarmrootError as error:
             logger.info("replica %s does not warm up: %s", replica, error)
 

@@ -38,6 +38,8 @@ class RoutingStats:
     """Prompt tokens that the replica found there."""
     best_hit_tokens: int = 0
     """Prompt tokens that the warmest replica would have had."""
+    warm_ups: int = 0
+    """Hot prefixes that replicas were asked to compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

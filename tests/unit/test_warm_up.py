@@ -27,11 +27,12 @@ def hot(heat=100.0, load=0.0, tokens=HOT, salt=""):
     return HotPrefix(NAMESPACE, BLOCK, tokens, heat, load, salt)
 
 
-def candidates(cached=(0, 0, 0, 0), unfinished=(0, 0, 0, 0), sent_s=(0, 0, 0, 0)):
+def candidates(cached=(0, 0, 0, 0), unfinished=(0, 0, 0, 0), sent_s=(0, 0, 0, 0), kv_usage=(0, 0, 0, 0)):
     table = np.zeros((len(Column), 4))
     table[Column.MAX_NUM_SEQS] = 8
     table[Column.UNFINISHED] = unfinished
     table[Column.SENT_S] = sent_s
+    table[Column.KV_USAGE] = kv_usage
     return Candidates(NAMES, table, np.array(cached, dtype=float), now=0.0)
 
 
@@ -57,6 +58,7 @@ def test_the_idlest_that_can_hold_it_is_chosen():
     assert target(hot(), unfinished=(3, 1, 2, 1)) == "b"
     assert target(hot(), unfinished=(3, 1, 2, 1), caches=(True, False, True, False)) == "c"
     assert target(hot(), sent_s=(0.1, 0.1, 0, 0.1)) == "c"
+    assert target(hot(), kv_usage=(0.8, 0.1, 0.8, 0.7)) == "b"
     assert target(hot(), unfinished=(6, 6, 6, 6)) is None
     assert target(hot(), caches=(False,) * 4) is None
 
@@ -84,6 +86,10 @@ def keeper(deployment):
     return HotKeeper(deployment.bus, deployment.dispatcher, "router")
 
 
+def warm_ups(deployment):
+    return deployment.dispatcher.routing().warm_ups
+
+
 def held(deployment, name, salt="1:a:"):
     """Tokens of the prompt that the engine itself holds."""
     tokens = pack_tokens(list(PROMPT.encode()))
@@ -102,7 +108,7 @@ async def test_the_table_on_the_bus_is_filled(deployment, keeper):
     # three of four found it, in the 25 s since the start
     assert prefix.heat == pytest.approx(3 * WHOLE / 25.0)
     assert 0 < prefix.load < 0.01
-    assert keeper.replayed == 0
+    assert warm_ups(deployment) == 0
 
 
 async def test_a_draining_replica_hands_its_hot_prefixes_over(deployment, keeper):
@@ -112,11 +118,11 @@ async def test_a_draining_replica_hands_its_hot_prefixes_over(deployment, keeper
     assert held(deployment, other) == 0
     await deployment.drain(home)
     await keeper.once()
-    assert (held(deployment, other), keeper.replayed) == (WHOLE, 1)
+    assert (held(deployment, other), warm_ups(deployment)) == (WHOLE, 1)
     await deployment.follow()
     assert await deployment.ask("sk-a") == (other, WHOLE)
     await keeper.once()
-    assert keeper.replayed == 1
+    assert warm_ups(deployment) == 1
     assert deployment.dispatcher.core.in_flight.unfinished(other) == 0
 
 
@@ -128,16 +134,15 @@ async def test_a_prefix_that_outgrows_its_replica_is_copied(deployment, keeper):
     assert held(deployment, other) == WHOLE
     await deployment.follow()
     await keeper.once()
-    assert keeper.replayed == 1
+    assert warm_ups(deployment) == 1
 
 
 async def test_two_routers_make_one_copy(deployment):
     await deployment.bus.put_hot("another router", [hot()], 60.0)
-    keepers = [HotKeeper(deployment.bus, deployment.dispatcher, name) for name in "xy"]
-    await keepers[0].once()
-    await deployment.follow()
-    await keepers[1].once()
-    assert [keeper.replayed for keeper in keepers] == [1, 0]
+    for name in "xy":
+        await HotKeeper(deployment.bus, deployment.dispatcher, name).once()
+        assert warm_ups(deployment) == 1
+        await deployment.follow()
 
 
 async def test_a_new_replica_is_warm_before_it_is_announced(deployment, keeper):
@@ -179,7 +184,17 @@ async def test_policies_that_do_not_look_at_prefixes_get_no_copies(deployment, k
     await deployment.bus.put_hot("another router", [hot()], 60.0)
     deployment.dispatcher.core.policy = make_policy("round_robin")
     await keeper.once()
-    assert keeper.replayed == 0
+    assert warm_ups(deployment) == 0
+
+
+async def test_a_replica_that_cannot_keep_it_is_not_asked_again_and_again(deployment, keeper):
+    await deployment.bus.put_hot("another router", [hot()], 60.0)
+    await keeper.once()
+    for replica in deployment.replicas.values():
+        replica.harness.engine.cache.clear()
+    await deployment.follow()
+    await keeper.once()
+    assert warm_ups(deployment) == 1
 
 
 async def test_a_replica_that_refuses_is_no_harm(deployment, keeper):
@@ -226,7 +241,7 @@ async def test_who_leaves_is_seen_at_once(deployment, monkeypatch):
     keeper.start()
     await asyncio.sleep(0.01)
     await deployment.drain(home)
-    while not keeper.replayed:
+    while not warm_ups(deployment):
         await asyncio.sleep(0)
     while deployment.dispatcher.core.in_flight.unfinished(other):
         await asyncio.sleep(0)
