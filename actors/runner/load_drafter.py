@@ -12,11 +12,13 @@ from ..attention.interface import TreeBackend
 from ..attention.kv_memory import KvMemory, KvType
 from ..models.decoder import Decoder
 from ..models.medusa import load_heads
+from ..models.recurrent_head import is_recurrent_head, load_recurrent_head
 from .choice import choice_for
 from .draft_layers import DraftModel, LayerSkip, draft_layout
 from .drafting import Drafter, DraftLayers, Drafts
 from .medusa import WIDTH, MedusaDrafter
 from .memory import page_bytes
+from .recurrent_drafts import RecurrentDrafter, RecurrentDrafts
 
 
 def drafter_of(
@@ -48,6 +50,9 @@ def drafter_of(
 
 def _medusa(speculation: SpeculativeConfig, folder: Path, decoder: Decoder) -> Callable[[KvMemory], Drafts]:
     """Chains, where the attention cannot read trees, and where pages are quantised: these take tokens in order."""
+    if is_recurrent_head(folder):
+        drafts = RecurrentDrafts(load_recurrent_head(folder, decoder))
+        return lambda kv: drafter_over(drafts, speculation, decoder, kv.layout.block_size, RecurrentDrafter)
     heads = load_heads(folder, decoder)
 
     def make(kv: KvMemory) -> Drafts:
@@ -68,10 +73,16 @@ def default_layers(speculation: SpeculativeConfig, num_layers: int) -> int:
     return speculation.num_layers or max(1, num_layers // 3)
 
 
-def drafter_over(layers: DraftLayers, speculation: SpeculativeConfig, decoder: Decoder, block_size: int) -> Drafter:
+def drafter_over(
+    layers: DraftLayers,
+    speculation: SpeculativeConfig,
+    decoder: Decoder,
+    block_size: int,
+    drafter: type[Drafter] = Drafter,
+) -> Drafter:
     """Draws guesses for ``decoder`` from what the layers say."""
     coupled = speculation.verification == "coupled"
-    return Drafter(layers, choice_for(decoder.device), decoder.spec.eos_token_ids, block_size, coupled=coupled)
+    return drafter(layers, choice_for(decoder.device), decoder.spec.eos_token_ids, block_size, coupled=coupled)
 
 
 def draft_page_bytes(draft: ModelSpec, target: ModelSpec, layout: KvLayout, kv_dtype: KvType) -> int:

@@ -20,3 +20,8 @@ def head_rows(path: Path, token_ids: torch.Tensor) -> torch.Tensor:
     """[len(token_ids), hidden] float32: the model's own output rows of those tokens."""
     name = EMBEDDING if read_spec(path).tie_embeddings else HEAD
     return weight_source(path).read(name)[token_ids].float()
+
+
+def embedding_table(path: Path) -> torch.Tensor:
+    """[vocab, hidden]."""
+    return weight_source(path).read(EMBEDDING)
