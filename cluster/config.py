@@ -7,7 +7,7 @@ from the fields here. Flag names follow vLLM where the meaning is the same.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from .config_errors import explain_invalid, unknown_key
@@ -111,6 +111,13 @@ class CacheConfig(Section):
     """KV blocks per replica, instead of an amount of memory."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished requests and reuse it for equal prefixes."""
+
+    @field_validator("kv_cache_dtype", mode="before")
+    @classmethod
+    def _has_no_fp8(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("fp8"):
+            raise ValueError(f"{value} is not supported; int8 is as small, on every device, and k8v4 is smaller")
+        return value
 
     def problem(self) -> tuple[str, str] | None:
         """See Section."""

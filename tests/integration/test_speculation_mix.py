@@ -16,11 +16,14 @@ import pytest
 import small_tokenizers
 import torch
 import transformers
+from medusa_harness import fitted_outputs, save_heads, texts_of
 
 from warmroot.actors.engine.scheduler import Scheduler
 from warmroot.actors.engine_host import EngineHost
 from warmroot.actors.local_engine import LocalGenerator
+from warmroot.actors.models.source import resolve_model
 from warmroot.cluster.config import WarmrootConfig
+from warmroot.cluster.errors import ModelLoadError
 from warmroot.cluster.sampling_params import SamplingParams
 from warmroot.router.frontend import Frontend
 
@@ -31,8 +34,10 @@ METHODS = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "layer_skip": {"method": "layer_skip", "num_layers": 3, "num_speculative_tokens": 12},
+    "medusa": {"method": "medusa", "num_speculative_tokens": 8},
 }
-"""The longest drafts reach over a whole block."""
+"""The longest drafts reach over a whole block. Over quantised pages, Medusa's are chains."""
+CUTS = {"tp2": {"tensor_parallel_size": 2}, "pp2": {"pipeline_parallel_size": 2}}
 SHARED = ("hello world the end ", "stop the world hello the end of the world ", "the the the end end end ")
 
 
@@ -203,22 +208,79 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def expected(folders) -> list[Answer]:
-    return run(str(folders[0]), requests(), num_kv_blocks=PLENTY).answers
+def heads(folders, tmp_path_factory) -> Path:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32).eval()
+    return save_heads(tmp_path_factory.mktemp("heads"), fitted_outputs(model, texts_of(model), 3))
 
 
-def speculation(method: str, draft: str) -> dict:
-    model = {"model": draft} if method == "draft_model" else {}
-    return {**METHODS[method], **model, "adaptive": False, "verification": "coupled"}
+@pytest.fixture(scope="module")
+def expected(folders):
+    """What one answers without drafts, with pages for all, by its other keys."""
+    found: dict[str, list[Answer]] = {}
+
+    def get(**keys) -> list[Answer]:
+        name = repr(keys)
+        if name not in found:
+            found[name] = run(str(folders[0]), requests(), num_kv_blocks=PLENTY, **keys).answers
+        return found[name]
+
+    return get
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_mix_of_everything(folders, expected, method):
-    asked = requests()
-    config = speculation(method, str(folders[1]))
-    found = run(str(folders[0]), asked, num_kv_blocks=TOO_FEW, speculative_config=config)
-    print(method, found.accepted, found.drafted, found.restarts, sum(a.cached for a in found.answers))
-    assert_equal(found.answers, expected, asked)
+@pytest.fixture(scope="module")
+def speculation(folders, heads):
+    """Configurations by the method's name."""
+    models = {"draft_model": {"model": str(folders[1])}, "medusa": {"model": str(heads)}}
+
+    def get(method: str) -> dict:
+        return {**METHODS[method], **models.get(method, {}), "adaptive": False, "verification": "coupled"}
+
+    return get
+
+
+def check(found: Run, expected: Sequence[Answer]) -> None:
+    assert_equal(found.answers, expected, requests())
     assert found.restarts > 3
     assert found.accepted > 200
     assert sum(answer.cached for answer in found.answers) > 1000
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mix_of_everything(folders, expected, speculation, method):
+    found = run(str(folders[0]), requests(), num_kv_blocks=TOO_FEW, speculative_config=speculation(method))
+    check(found, expected())
+
+
+def test_a_mix_with_trees(folders, expected, speculation):
+    keys = {"kv_cache_dtype": "fp16"}
+    found = run(str(folders[0]), requests(), num_kv_blocks=TOO_FEW, speculative_config=speculation("medusa"), **keys)
+    check(found, expected(**keys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mix_over_ranks(folders, expected, speculation, method, cut):
+    keys = {**CUTS[cut], "threads_per_replica": 2}
+    found = run(str(folders[0]), requests(), num_kv_blocks=TOO_FEW, speculative_config=speculation(method), **keys)
+    check(found, expected(**keys))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "layer_skip"])
+def test_a_mix_on_smollm2(expected_smollm2, method):
+    own = {"draft_model": {"model": "smollm2"}, "layer_skip": {"num_layers": 24, "num_speculative_tokens": 4}}
+    config = {**METHODS[method], **own.get(method, {}), "adaptive": False, "verification": "coupled"}
+    found = run("smollm2", requests(), num_kv_blocks=TOO_FEW, max_model_len=256, speculative_config=config)
+    assert_equal(found.answers, expected_smollm2, requests())
+    assert found.restarts and found.accepted > 20
+
+
+@pytest.fixture(scope="module")
+def expected_smollm2() -> list[Answer]:
+    try:
+        resolve_model("smollm2")
+    except ModelLoadError as error:
+        pytest.skip(str(error))
+    return run("smollm2", requests(), num_kv_blocks=PLENTY, max_model_len=256).answers

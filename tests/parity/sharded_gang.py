@@ -187,9 +187,10 @@ class Served:
 def served_by_gang(
     path: Path,
     topology: Topology,
-    num_blocks: int,
+    num_blocks: int | None,
     *,
     block_size: int = BLOCK_SIZE,
+    kv_cache_memory: int | None = None,
     dtype: str = "float32",
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
@@ -201,7 +202,7 @@ def served_by_gang(
     config = GangConfig(
         path=path,
         topology=topology,
-        kv=KvMemoryConfig(block_size=block_size, num_kv_blocks=num_blocks, kv_cache_dtype=kv_cache_dtype),
+        kv=KvMemoryConfig(block_size, kv_cache_dtype, num_blocks, kv_cache_memory),
         threads_per_rank=1,
         dtype=dtype,
         quantization=quantization,

@@ -198,6 +198,24 @@ def test_typical_acceptance_in_a_gang(folder, draft_path):
     assert counts[1] > counts[0]
 
 
+def test_the_rank_that_samples_has_fewest_pages(folder, draft_path):
+    """Its share of the memory holds the pages of the drafting model, too."""
+    page, memory = 4 * BLOCK_SIZE * 2 * 2 * 12 * 2, 1 << 20  # layers, tokens, keys and values, heads, elements, bytes
+    cases = [
+        # (two ranks, two layers and all heads each; a drafting model of three layers on the second)
+        ("pp2", "draft_model", page // 2 + page * 3 // 4),
+        ("pp2", "layer_skip", page // 2 + page * 3 // 4),
+        ("tp2", "draft_model", page // 2 + page * 3 // 4),
+        ("tp2", "layer_skip", page // 2),
+        ("tp2", "ngram", page // 2),
+    ]
+    for cut, method, size in cases:
+        options = {"speculation": METHODS[method], "draft_path": draft_path("dense", method)}
+        memories = {"kv_cache_memory": memory, "kv_cache_dtype": "fp16"}
+        with served_by_gang(folder("dense"), CUTS["dense"][cut], None, **memories, **options) as served:
+            assert served.executor.num_blocks == memory // 2 // size
+
+
 def test_what_cannot_draft_is_refused_by_name(folder):
     speculation = METHODS["layer_skip"].model_copy(update={"num_layers": 4})
     for cut in ("tp2", "pp2"):

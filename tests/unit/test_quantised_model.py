@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from warmroot import SamplingParams
+from warmroot.actors.engine_host import EngineHost
 from warmroot.actors.models.decoder import Decoder
 from warmroot.actors.models.source import resolve_model
 from warmroot.actors.runner.load import KvMemoryConfig, kv_memory_for, load_runner
 from warmroot.actors.runner.memory import open_page_bytes, page_bytes
+from warmroot.cluster.config import WarmrootConfig
 from warmroot.cluster.errors import ConfigError
+from warmroot.cluster.ids import Epoch, ReplicaId
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.model_spec import MlaSpec
 from warmroot.deploy.bench.kv import main
@@ -57,3 +60,20 @@ def test_models_that_cache_latents_refuse():
 def test_the_bench_runs(capsys):
     assert main(["--quick", "--json", "--threads", "1"]) == 0
     assert '"bench":"kv"' in capsys.readouterr().out
+
+
+def test_fp8_is_refused_by_name():
+    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8_e4m3 is not supported; int8 is as small"):
+        WarmrootConfig.of("smollm2", kv_cache_dtype="fp8_e4m3")
+
+
+@pytest.mark.model
+def test_routers_are_told_of_a_namespace_for_each_format():
+    infos = []
+    for fmt in ("fp16", "int8", "k8v4"):
+        config = WarmrootConfig.of("smollm2", kv_cache_dtype=fmt, num_kv_blocks=20, max_model_len=128)
+        host = EngineHost.load(config, lambda *_: None)
+        infos.append(host.describe(ReplicaId("a"), Epoch(1), "", node="", pid=0))
+        host.model.executor.shutdown()
+    assert [info.kv_format for info in infos] == ["fp16", "int8", "k8v4"]
+    assert len({info.kv_namespace for info in infos}) == 3
