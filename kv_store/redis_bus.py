@@ -180,7 +180,7 @@ class RedisEventBus:
         """See ``BusReader``."""
         async with self._reporting():
             client = await self._connected()
-            sources = sorted(_text(name) for name in await client.smembers(f"{self._tag}:hot"))
+            sources = await self._hot_sources(client)
             rows = [await client.get(f"{self._tag}:hot:{source}") for source in sources]
             gone = [source for source, row in zip(sources, rows, strict=True) if row is None]
             if gone:
@@ -221,6 +221,7 @@ class RedisEventBus:
             keys = [f"{self._tag}:{name}" for name in ("names", "cards", "notes", "hot")]
             for name in await self._all_names(client):
                 keys += [self._record(name), self._stream(name)]
+            keys += [f"{self._tag}:hot:{source}" for source in await self._hot_sources(client)]
             await client.delete(*keys)
         self._names = None
 
@@ -256,6 +257,9 @@ class RedisEventBus:
 
     async def _all_names(self, client: Client) -> list[str]:
         return sorted(_text(name) for name in await client.smembers(f"{self._tag}:names"))
+
+    async def _hot_sources(self, client: Client) -> list[str]:
+        return sorted(_text(name) for name in await client.smembers(f"{self._tag}:hot"))
 
     async def _records(self, client: Client, names: list[str]) -> dict[str, list[Any]]:
         """What each replica's record says: announcement, heartbeats, lease, whether it left, epoch."""

@@ -185,6 +185,16 @@ async def test_redis_keeps_nothing_for_ever(server, open_bus):
     assert server.cli("exists", *lasting) == "0"
 
 
+async def test_clearing_leaves_no_key_behind(server, open_bus):
+    bus = open_bus()
+    await bus.heartbeat(replica_info(), 5.0)
+    await bus.publish_snapshot("a", 1, b"s")
+    await bus.put_card(model_card())
+    await bus.put_hot("r", [], 60.0)
+    await bus.clear()
+    assert set(server.cli("keys", f"{bus._tag}:*").split()) <= {f"{bus._tag}:stream:"}
+
+
 async def test_a_read_returns_about_as_much_as_it_should(open_bus):
     bus = open_bus(read_bytes=10_000)
     await bus.publish("a", 1, [b"x" * 1000 for _ in range(200)])
