@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from .model_tensors import EMBEDDING, HEAD
 from .quantization_config import QuantizationConfig
 
 _FLOAT32_BYTES = 4
@@ -65,11 +66,11 @@ _INT4 = WeightFormat("q4_0", 4, 32, 2, _PANEL)
 _INT4_WITH_MINIMUM = WeightFormat("q4_1", 4, 32, 4, _PANEL)
 ON_LOAD: dict[str, WeightFormat] = {
     "int8": WeightFormat("int8", 8, 32, 2),
-    "int4": WeightFormat("int4", 4, 32, 2),
-    "int4-g64": WeightFormat("int4-g64", 4, 64, 2),
-    "int4-g128": WeightFormat("int4-g128", 4, 128, 2),
+    "int4": WeightFormat("int4", 4, 32, 3),
+    "int4-g64": WeightFormat("int4-g64", 4, 64, 3),
+    "int4-g128": WeightFormat("int4-g128", 4, 128, 3),
 }
-"""What linears may be quantised to when they are loaded, with the groups that get one scale."""
+"""What linears may be quantised to when they are loaded, with the groups that get one scale. The head gets 8 bits."""
 _PACKED = {
     "float32": WeightFormat("float32", 32, panel=_PANEL),
     "float16": WeightFormat("float16", 16, panel=_PANEL),
@@ -78,6 +79,15 @@ _PACKED = {
     "q4_1": _INT4_WITH_MINIMUM,
     "q4_k": _INT4_WITH_MINIMUM,
 }
+
+
+def _made(on_load: str) -> WeightFormat:
+    """What the CPU kernels make of weights."""
+    return _INT8 if ON_LOAD[on_load].bits == 8 else replace(_INT4_WITH_MINIMUM, name=on_load)
+
+
+def _heads(fmt: WeightFormat | None) -> dict[str, WeightFormat]:
+    return {} if fmt is None else dict.fromkeys((EMBEDDING, HEAD), fmt)
 
 
 def packed_format(stored: str) -> WeightFormat:
@@ -134,11 +144,11 @@ class KeptWeights:
         names = [name for name, _ in Counter(kinds.values()).most_common()] or [on_load or dtype]
         return cls(
             name="+".join(names),
-            linears=replace(ON_LOAD[on_load], group=32, panel=_PANEL) if on_load else _PACKED[dtype],
+            linears=_made(on_load) if on_load else _PACKED[dtype],
             table=WEIGHT_FORMATS[dtype],
             gates=_PACKED["float32"],
             latents=WEIGHT_FORMATS["float32"],
-            exceptions={name: packed_format(kind) for name, kind in kinds.items()},
+            exceptions={name: packed_format(kind) for name, kind in kinds.items()} | _heads(_INT8 if on_load else None),
             is_copied=names == ["float16"],
             ties_head=False,
         )
@@ -162,7 +172,15 @@ class KeptWeights:
         fmt = WEIGHT_FORMATS[dtype]
         exact = WEIGHT_FORMATS["float32"]
         linears = ON_LOAD[on_load] if on_load else fmt
-        return cls(name=linears.name, linears=linears, table=fmt, gates=exact, latents=fmt, ties_head=not on_load)
+        return cls(
+            name=linears.name,
+            linears=linears,
+            table=fmt,
+            gates=exact,
+            latents=fmt,
+            exceptions=_heads(ON_LOAD["int8"] if on_load else None),
+            ties_head=not on_load,
+        )
 
     def linear_bytes(self, name: str, rows: int, columns: int) -> int:
         """Bytes of the linear whose weight has this name."""

@@ -142,13 +142,14 @@ class LinearKernels:
         out_features, in_features = weight.shape
         if format.is_quantised and in_features % GROUP:
             raise ConfigError(f"{format.name} weights need in_features divisible by {GROUP}, got {in_features}")
-        data = self._room(format, Offsets.NONE, out_features, in_features)
-        panel_bytes = self.packed_bytes(format, Offsets.NONE, _PANEL, in_features)
+        offsets = Offsets.ZEROS if format is WeightFormat.Q4 else Offsets.NONE
+        data = self._room(format, offsets, out_features, in_features)
+        panel_bytes = self.packed_bytes(format, offsets, _PANEL, in_features)
         for row in range(0, out_features, _ROWS_AT_ONCE):
             rows = weight[row : row + _ROWS_AT_ONCE].float().contiguous()
             to = data.data_ptr() + row // _PANEL * panel_bytes
             self._pack(rows.data_ptr(), int(format), group, rows.shape[0], in_features, to)
-        return PackedWeight(format, Offsets.NONE, (out_features, in_features), data, _float(bias))
+        return PackedWeight(format, offsets, (out_features, in_features), data, _float(bias))
 
     def pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> PackedWeight:
         """See ``pack_grouped``."""
@@ -207,10 +208,11 @@ def packed_bytes(format: WeightFormat, offsets: Offsets, out_features: int, colu
 def pack(
     weight: torch.Tensor, format: WeightFormat, bias: torch.Tensor | None = None, group: int = GROUP
 ) -> PackedWeight:
-    """Pack a weight [out_features, in_features] of any float dtype, rounded or quantised symmetrically.
+    """Pack a weight [out_features, in_features] of any float dtype, rounded or quantised.
 
-    ``group`` input features (a multiple of 32) of a quantised weight get one scale: with 4 bits the one of many that
-    has the least squared error. Raises ConfigError if 32 does not divide in_features.
+    ``group`` input features (a multiple of 32) of a quantised weight get one scale. 8 bits lie around zero; with 4 bits
+    scale and zero are those of many that have the least squared error. Raises ConfigError if 32 does not divide
+    in_features.
     """
     return _kernels().pack(weight, format, bias, group)
 

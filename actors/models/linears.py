@@ -44,10 +44,13 @@ class TorchLinears:
         *,
         name: str,
         keeps_codes: bool,
+        head: LinearMethod | None = None,
     ) -> None:
+        """``head`` is the method of the last linear, if it has one of its own."""
         self.format = name
         self._weights = weights
         self._method = method
+        self._head = head or method
         self._modules = fused_linears(own)
         self._ties = own.has_embedding and own.spec.tie_embeddings
         self._device = device
@@ -56,15 +59,16 @@ class TorchLinears:
 
     def linear(self, name: str) -> Linear:
         """See ``Linears.linear``."""
+        method = self._head if name == OUTPUT else self._method
         if name == OUTPUT and self._ties:
-            return self._method.prepare(self.table, None)
+            return method.prepare(self.table, None)
         modules = self._modules[name]
         biases = [self._weights.take_optional(module + ".bias") for module in modules]
         bias = _stack([b for b in biases if b is not None]) if biases[0] is not None else None
         grouped = self._grouped(modules, bias) if self._keeps_codes else None
         if grouped is not None:
             return grouped
-        return self._method.prepare(_stack([self._weights.take(module + ".weight") for module in modules]), bias)
+        return method.prepare(_stack([self._weights.take(module + ".weight") for module in modules]), bias)
 
     def _grouped(self, modules: Sequence[str], bias: torch.Tensor | None) -> GroupedLinear | None:
         """None where not all of the linear's modules are stored as codes."""

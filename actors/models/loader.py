@@ -92,13 +92,17 @@ def _by_torch(
     method: LinearMethod = DenseMethod(activations, device)
     if halves and PackedHalfMethod.is_available():
         method = PackedHalfMethod()
+    head = method
     if quantization in ON_LOAD:
         made = ON_LOAD[quantization]
         method = QuantisingMethod(8 if made.bits == 8 else 4, made.group, device)
+        head = QuantisingMethod(8, 32, device)
     table_dtype = torch.float16 if halves else chosen
     name = weights_name(weights.source.quantization, quantization, str(table_dtype).removeprefix("torch."))
     keeps_codes = quantization not in ("none", *ON_LOAD)
-    return TorchLinears(own, weights, method, table_dtype, device, name=name, keeps_codes=keeps_codes), activations
+    return TorchLinears(
+        own, weights, method, table_dtype, device, name=name, keeps_codes=keeps_codes, head=head
+    ), activations
 
 
 def _native_linears() -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -22,12 +22,12 @@ from ..kernels.linear import (
 )
 from ..layers.grouped import stacked
 from .linears import take_table
-from .tensors import fused_linears, whole_model
+from .tensors import OUTPUT, fused_linears, whole_model
 from .weights import CODES, Weights, WeightSource
 
 _FORMATS = {torch.float32: WeightFormat.F32, torch.float16: WeightFormat.F16, torch.bfloat16: WeightFormat.BF16}
-_AS_STORED = {"int8": Storage.Q8_0, "int4": Storage.Q4_0}
-"""Blocks that are what quantising on load makes."""
+_AS_STORED = {"int8": Storage.Q8_0, "int4": Storage.Q4_1}
+"""Blocks that are as small as what quantising on load makes, and are kept."""
 _ALL_STORAGES = tuple(int(storage) for storage in Storage)
 
 
@@ -48,6 +48,14 @@ class Packing:
     """Input features that share a scale in what is quantised here."""
     keeps_codes: bool = False
     """Whether linears that are stored as GPTQ or AWQ codes are taken as they are."""
+
+    @property
+    def head(self) -> "Packing":
+        """Of the last linear: 4 bits on load are 8 there, as a head's errors are the logits' own."""
+        if self.floats != WeightFormat.Q4:
+            return self
+        q8 = WeightFormat.Q8
+        return replace(self, floats=q8, blocks=q8, as_stored=frozenset({int(Storage.Q8_0)}))
 
     @property
     def is_all_float16(self) -> bool:
@@ -99,7 +107,7 @@ def pack_table(weights: Weights, own: RankLayout, packing: Packing) -> torch.Ten
 def pack_linears(weights: Weights, own: RankLayout, packing: Packing) -> Iterator[tuple[str, tuple[PackedWeight, ...]]]:
     """The linears one by one, in the order of ``fused_linears``."""
     for name, modules in fused_linears(own).items():
-        yield name, _pack_linear(weights, packing, modules)
+        yield name, _pack_linear(weights, packing.head if name == OUTPUT else packing, modules)
 
 
 def _pack_linear(weights: Weights, packing: Packing, modules: tuple[str, ...]) -> tuple[PackedWeight, ...]:

@@ -8,6 +8,7 @@ from native_linear_harness import LIBRARIES, noise, q4_k_blocks
 
 from warmroot.actors.kernels.library import native
 from warmroot.actors.kernels.linear import LinearKernels, Offsets, WeightFormat, packable_gguf
+from warmroot.actors.quantize.grid import fit, grouped
 from warmroot.cluster.errors import ConfigError, ModelLoadError
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels")
@@ -49,6 +50,17 @@ def test_eight_bits_are_absmax_per_group(kernels):
     scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
     expected = (groups / scale).round().clamp(-128, 127) * scale
     assert torch.equal(kernels.unpack(kernels.pack(weight, WeightFormat.Q8)), expected.view(20, 64))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_four_bits_are_as_good_as_a_longer_search(kernels, group):
+    """12 shares of a group's range, refined, beside 49; a last group of 160 features may be smaller."""
+    weight = noise(64, 160) + 0.3
+    blocks = grouped(weight, group)
+    searched = fit(blocks, 15, symmetric=False).rounded(blocks).flatten(1)[:, :160]
+    packed = kernels.pack(weight, WeightFormat.Q4, group=group)
+    assert packed.offsets is Offsets.ZEROS
+    assert (kernels.unpack(packed) - weight).norm() < 1.01 * (searched - weight).norm()
 
 
 @pytest.mark.parametrize("rows", [1, 16, 37])

@@ -33,77 +33,95 @@ void pack_values(const float *weight, int32_t format, Shape shape, int64_t panel
     }
 }
 
+// What packing makes: 4 bits with zeros, 8 bits around the middle.
+int32_t made_offsets(int32_t format) { return format == WR_Q4 ? WR_ZEROS : WR_NO_OFFSETS; }
+
 float round_to_half(float value) { return half_to_float(float_to_half(value)); }
 
-// Codes of values at a scale, and what scale would have suited these codes best.
+// The values that a group's codes stand for: scale * (code - zero).
+struct Grid {
+    float scale;
+    int zero;
+};
+
+// How well a grid suits values, and the scale that would suit the codes that they get best.
 struct Fit {
-    float error;
+    float error;  // sum of squares
     float refit;
 };
 
-Vec code_of(Vec values, Vec inverse) { return min(max(round(values * inverse), set1(-8.0f)), set1(7.0f)); }
-
-// The sum of squared errors of 4-bit codes at `scale`, and the scale with the least error for those codes.
-Fit fit_scale(const float *values, int64_t count, float scale) {
-    const Vec inverse = set1(1.0f / scale);
+Fit fit_grid(const float *values, int64_t count, Grid grid) {
+    const Vec inverse = set1(1.0f / grid.scale), first = set1(-float(grid.zero)), last = set1(float(15 - grid.zero));
     Vec error = set1(0.0f), products = error, squares = error;
     for (int64_t k = 0; k < count; k += Vec::kLanes) {
-        const Vec value = load(values + k), code = code_of(value, inverse);
-        const Vec off = fma(code, set1(-scale), value);
+        const Vec value = load(values + k), code = min(max(round(value * inverse), first), last);
+        const Vec off = fma(code, set1(-grid.scale), value);
         error = fma(off, off, error);
         products = fma(code, value, products);
         squares = fma(code, code, squares);
     }
     const float square = reduce_add(squares);
-    return {reduce_add(error), square > 0.0f ? reduce_add(products) / square : scale};
+    return {reduce_add(error), square > 0.0f ? reduce_add(products) / square : grid.scale};
 }
 
-// The scale for a group of values. 8 bits: the largest magnitude becomes 127. 4 bits: the best of some scales around
-// the one that makes the largest value -8, each tried again after the codes that it gives have had a say.
-float best_scale(const float *values, int64_t count, int32_t format) {
-    float most = 0.0f;
-    for (int64_t k = 0; k < count; ++k) {
-        if (std::fabs(values[k]) > std::fabs(most)) most = values[k];
-    }
-    if (format == WR_Q8) return round_to_half(std::fabs(most) / 127.0f);
-    float best = 0.0f, least = INFINITY;
-    const auto consider = [&](float scale) {
-        scale = round_to_half(scale);
-        if (scale == 0.0f) return scale;
-        const Fit fit = fit_scale(values, count, scale);
-        if (fit.error < least) {
-            least = fit.error;
-            best = scale;
+// 4 bits: of the grids over some shares of the range of the values, each tried again with the scale that suits the
+// codes that it gives, the one with the least squared error.
+Grid best_grid(const float *values, int64_t count) {
+    constexpr int kShares = 12;
+    const auto [low, high] = std::minmax_element(values, values + count);
+    const float lowest = std::min(*low, 0.0f), width = std::max(*high, 0.0f) - lowest;
+    Grid best{0.0f, middle(WR_Q4)};
+    float least = INFINITY;
+    for (int step = 0; step < kShares; ++step) {
+        const float share = 1.0f - 0.04f * static_cast<float>(step);
+        Grid grid{round_to_half(share * width / 15.0f), 0};
+        for (int turn = 0; turn < 2 && grid.scale > 0.0f; ++turn) {
+            if (turn == 0) {
+                grid.zero = static_cast<int>(std::clamp(std::nearbyint(-share * lowest / grid.scale), 0.0f, 15.0f));
+            }
+            const Fit fit = fit_grid(values, count, grid);
+            if (fit.error < least) {
+                least = fit.error;
+                best = grid;
+            }
+            grid.scale = round_to_half(fit.refit);
         }
-        return fit.refit;
-    };
-    for (int step = -6; step <= 6; ++step) {
-        consider(consider(most / (-8.0f + 0.3f * static_cast<float>(step))));
     }
     return best;
 }
 
-uint8_t quantise(float value, float scale, int32_t format) {
-    const float code = scale == 0.0f ? 0.0f : std::nearbyint(value / scale);
-    const int zero = middle(format);
-    return static_cast<uint8_t>(static_cast<int>(std::clamp(code, -float(zero), float(zero - 1))) + zero);
+// 8 bits: the largest magnitude becomes 127.
+Grid widest_grid(const float *values, int64_t count) {
+    float most = 0.0f;
+    for (int64_t k = 0; k < count; ++k) most = std::max(most, std::fabs(values[k]));
+    return {round_to_half(most / 127.0f), middle(WR_Q8)};
+}
+
+uint8_t quantise(float value, Grid grid, int last) {
+    const float code = grid.scale == 0.0f ? 0.0f : std::nearbyint(value / grid.scale);
+    return static_cast<uint8_t>(std::clamp(code + float(grid.zero), 0.0f, float(last)));
 }
 
 void pack_groups(const float *weight, int32_t format, int64_t group, Shape shape, int64_t panel, void *packed) {
+    const int last = format == WR_Q8 ? 255 : 15;
+    const int64_t halves = group_halves(made_offsets(format));
     half_t *scales = panel_scales(packed, format, shape.in_features);
     for (int n = 0; n < kPanel; ++n) {
         const int64_t row = panel * kPanel + n;
-        const float *values = row < shape.out_features ? weight + row * shape.in_features : nullptr;
-        float scale = 0.0f;
+        if (row >= shape.out_features) break;  // zeros already: with a scale of 0 no code counts
+        const float *values = weight + row * shape.in_features;
+        Grid grid{};
         for (int64_t g = 0; g < num_groups(shape.in_features); ++g) {
             const int64_t first = g * kGroup;
-            if (values && first % group == 0) {
-                scale = best_scale(values + first, std::min(group, shape.in_features - first), format);
+            if (first % group == 0) {
+                const int64_t count = std::min(group, shape.in_features - first);
+                grid = format == WR_Q8 ? widest_grid(values + first, count) : best_grid(values + first, count);
             }
             uint8_t codes[kGroup];
-            for (int k = 0; k < kGroup; ++k) codes[k] = quantise(values ? values[first + k] : 0.0f, scale, format);
+            for (int k = 0; k < kGroup; ++k) codes[k] = quantise(values[first + k], grid, last);
             store_group(static_cast<uint8_t *>(packed) + g * group_bytes(format), format, n, codes);
-            scales[g * kPanel + n] = float_to_half(scale);
+            scales[g * halves + n] = float_to_half(grid.scale);
+            if (halves > kPanel) scales[g * halves + kPanel + n] = float_to_half(static_cast<float>(grid.zero));
         }
     }
 }
@@ -181,7 +199,7 @@ extern "C" void wr_pack(const float *weight, int32_t format, int64_t group, int6
     const Shape shape{out_features, in_features};
     parallel_for(num_panels(out_features), 4, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
-            void *to = static_cast<uint8_t *>(packed) + panel * panel_bytes(format, WR_NO_OFFSETS, in_features);
+            void *to = static_cast<uint8_t *>(packed) + panel * panel_bytes(format, made_offsets(format), in_features);
             if (is_quantised(format)) {
                 pack_groups(weight, format, group, shape, panel, to);
             } else {

@@ -57,8 +57,8 @@ typedef struct wr_weights {
 // Bytes that a packed weight takes.
 int64_t wr_packed_bytes(int32_t format, int32_t offsets, int64_t out_features, int64_t in_features);
 
-// Pack a float32 weight: rounded to the format, or quantised symmetrically. `group` input features, a multiple of 32,
-// get one scale; the last ones may be fewer.
+// Pack a float32 weight: rounded to the format, or quantised, 4 bits with zeros and 8 bits without. `group` input
+// features, a multiple of 32, get one scale; the last ones may be fewer. What is packed into is zeros before.
 void wr_pack(const float *weight, int32_t format, int64_t group, int64_t out_features, int64_t in_features,
              void *packed);
 
