@@ -156,6 +156,8 @@ class Kinds:
         for info in infos:
             groups[info.model, info.kernels, info.weights_format, info.num_threads, len(info.ranks)].append(info)
         found: dict[ReplicaId, Kind] = {}
+        if not groups:
+            return found  # the bus knows of nobody for a moment: what was learned is kept for their return
         before, self._kinds = self._kinds, {}
         for key, alike in groups.items():
             usual = (

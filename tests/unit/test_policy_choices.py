@@ -1,6 +1,7 @@
 import math
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 
 from warmroot.cluster.errors import ConfigError
 from warmroot.router.policy import POLICIES, Candidates, Column, RoutingRequest, make_policy
-from warmroot.router.policy.rates import Kind, ReplicaRates
+from warmroot.router.policy.rates import Kind, Kinds, ReplicaRates
 from warmroot.router.policy.sessions import Sessions
+
+KIND = {"model": "m", "kernels": "k", "weights_format": "fp16", "num_threads": 1, "ranks": (), "decode_step_s": 0.01}
+SPEEDS = {"a": 229.0, "b": 467.0, "c": 300.0, "slow": 30.0}
 
 
 def candidate(name, cached=0, running=0, waiting_tokens=0, kv=0, backlog=0.0, unfinished=0, rate=1000.0, seqs=64):
@@ -231,3 +235,14 @@ def test_replicas_of_a_kind_are_as_fast_as_each_other_until_one_clearly_is_not()
 def test_a_useless_seed_is_replaced(seed):
     rates = ReplicaRates(Kind(seed, seed))
     assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (1000.0, 0.02)
+
+
+def test_a_kind_outlives_a_moment_without_replicas():
+    infos = [SimpleNamespace(**KIND, replica=name, epoch=1, prefill_tokens_per_s=rate) for name, rate in SPEEDS.items()]
+    kinds = Kinds()
+    first = kinds.of(infos)
+    assert first["a"] is first["b"] is first["c"] is not first["slow"]
+    assert 1 / first["a"].token_s == pytest.approx(264.5) and 1 / first["slow"].token_s == pytest.approx(30.0)
+    first["a"].observe_prefill(100, 0.1)
+    assert kinds.of([]) == {}
+    assert kinds.of(infos[:1])["a"] is first["a"]
