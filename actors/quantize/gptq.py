@@ -23,54 +23,73 @@ def gptq(weight: torch.Tensor, gram: torch.Tensor, settings: QuantizeSettings) -
         order = gram.diagonal().argsort(descending=True, stable=True)
     groups = torch.arange(num_inputs) // size
     if settings.order == "static":
-        grid = _fit(weight, gram.diagonal(), size, settings)
-        codes = _columns(weight[:, order], gram[order][:, order], groups[order], settings, grid)[0]
+        fixed = _fit(weight, gram.diagonal(), size, settings)
+        members = groups[order]
     else:
-        codes, grid = _columns(weight[:, order], gram[order][:, order], groups, settings, None)
+        fixed, members = None, groups
+    columns = _Columns(weight[:, order], gram[order][:, order], members, settings, fixed)
+    columns.round()
     back = order.argsort()
-    return QuantisedLinear(codes[:, back], grid, groups if settings.order == "static" else groups[back])
+    return QuantisedLinear(columns.codes[:, back], columns.grid, members[back])
 
 
-def _columns(
-    weight: torch.Tensor,
-    gram: torch.Tensor,
-    groups: torch.Tensor,
-    settings: QuantizeSettings,
-    fixed: Grid | None,
-) -> tuple[torch.Tensor, Grid]:
-    """Codes [out, in] and grid. Without a ``fixed`` one, a group's is fitted when its first column is reached."""
-    weight = weight.clone()
-    factor = _inverse_factor(gram, settings.damping)
-    importance = gram.diagonal()
-    num_outputs, num_inputs = weight.shape
-    num_groups = int(groups.max()) + 1
-    scales = torch.empty(num_outputs, num_groups) if fixed is None else fixed.scales
-    zeros = torch.empty(num_outputs, num_groups) if fixed is None else fixed.zeros
-    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
-    size = settings.group_of(num_inputs)
-    members = groups.tolist()
-    for begin in range(0, num_inputs, _BLOCK):
-        end = min(begin + _BLOCK, num_inputs)
-        errors = torch.empty(num_outputs, end - begin)
+class _Columns:
+    """A weight [out, in] whose columns are rounded from left to right; column i is in group ``groups[i]``.
+
+    Without a ``fixed`` grid groups are neighbours, and each is fitted when its first column is reached.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        gram: torch.Tensor,
+        groups: torch.Tensor,
+        settings: QuantizeSettings,
+        fixed: Grid | None,
+    ) -> None:
+        self._weight = weight.clone()
+        self._factor = _inverse_factor(gram, settings.damping)
+        self._importance = gram.diagonal()
+        self._groups = groups.tolist()
+        self._settings = settings
+        self._is_fixed = fixed is not None
+        scales, zeros = torch.empty(2, len(weight), max(self._groups) + 1).unbind()
+        self.grid = fixed or Grid(scales, zeros, settings.max_code)
+        self.codes = torch.empty(weight.shape, dtype=torch.uint8)
+
+    def round(self) -> None:
+        """Fill ``codes``, and ``grid`` if it is not fixed."""
+        num_inputs = self._weight.shape[1]
+        for begin in range(0, num_inputs, _BLOCK):
+            end = min(begin + _BLOCK, num_inputs)
+            errors = self._round_block(begin, end)
+            self._weight[:, end:] -= errors @ self._factor[begin:end, end:]
+
+    def _round_block(self, begin: int, end: int) -> torch.Tensor:
+        """Errors [out, columns] of a block, over the diagonal of the factor; columns behind it do not have them yet."""
+        weight, factor = self._weight, self._factor
+        errors = torch.empty(len(weight), end - begin)
         for column in range(begin, end):
-            group = members[column]
-            if fixed is None and column % size == 0:
-                # Columns of later blocks lack this block's errors so far.
-                reach = min(column + size, num_inputs)
-                ahead = weight[:, column:reach]
-                if reach > end:
-                    ahead = ahead.clone()
-                    ahead[:, end - column :] -= errors[:, : column - begin] @ factor[begin:column, end:reach]
-                part = _fit(ahead, importance[column:reach], size, settings)
-                scales[:, group], zeros[:, group] = part.scales[:, 0], part.zeros[:, 0]
-            scale, zero = scales[:, group], zeros[:, group]
-            code = weight[:, column].div(scale).add_(zero).round_().clamp_(0, settings.max_code)
-            codes[:, column] = code
+            group = self._groups[column]
+            if not self._is_fixed and (column == 0 or group != self._groups[column - 1]):
+                self._fit_group(group, column, end, errors[:, : column - begin])
+            scale, zero = self.grid.scales[:, group], self.grid.zeros[:, group]
+            code = weight[:, column].div(scale).add_(zero).round_().clamp_(0, self.grid.max_code)
             error = (weight[:, column] - (code - zero) * scale) / factor[column, column]
             weight[:, column:end].addr_(error, factor[column, column:end], alpha=-1)
+            self.codes[:, column] = code
             errors[:, column - begin] = error
-        weight[:, end:] -= errors @ factor[begin:end, end:]
-    return codes, Grid(scales, zeros, settings.max_code)
+        return errors
+
+    def _fit_group(self, group: int, first: int, end: int, errors: torch.Tensor) -> None:
+        """From its ``first`` column on; those behind the block's ``end`` lack the block's ``errors`` so far."""
+        size = self._settings.group_of(self._weight.shape[1])
+        members = self._weight[:, first : first + size].clone()
+        behind = self._factor[first - errors.shape[1] : first, end : first + size]
+        if behind.numel():
+            members[:, end - first :] -= errors @ behind
+        fitted = _fit(members, self._importance[first : first + size], size, self._settings)
+        self.grid.scales[:, group], self.grid.zeros[:, group] = fitted.scales[:, 0], fitted.zeros[:, 0]
 
 
 def _fit(weight: torch.Tensor, importance: torch.Tensor, size: int, settings: QuantizeSettings) -> Grid:
