@@ -78,10 +78,10 @@ def read_quantization(path: Path) -> QuantizationConfig | None:
 
 
 def unit_format(path: Path, quantization: str) -> WeightFormat | None:
-    """Groups that a cut must not tear: those of GGUF's blocks, of the kernels, or of what is quantised on load."""
-    if quantization in ON_LOAD and not stored_format(path):
-        return ON_LOAD[quantization]
-    return grouped_format(read_quantization(path)) or WEIGHT_FORMATS.get(stored_format(path))
+    """Groups that a cut must not tear: GGUF's blocks, the kernels' groups, or those of what is quantised on load."""
+    stored = grouped_format(read_quantization(path)) or WEIGHT_FORMATS.get(stored_format(path))
+    made = ON_LOAD.get(quantization)
+    return max((fmt for fmt in (stored, made) if fmt is not None), key=lambda fmt: fmt.group, default=None)
 
 
 def read_layout(path: Path, topology: Topology, *, quantization: str, num_redundant_experts: int) -> ParallelLayout:
