@@ -268,6 +268,7 @@ def test_a_mix_over_ranks(folders, expected, speculation, method, cut):
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "layer_skip"])
 def test_a_mix_on_smollm2(expected_smollm2, method):
     own = {"draft_model": {"model": "smollm2"}, "layer_skip": {"num_layers": 24, "num_speculative_tokens": 4}}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from medusa_harness import fitted_outputs, save_heads
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
@@ -40,6 +41,7 @@ METHODS = {
     "draft_model": {"method": "draft_model", "model": "small"},
     "draft_model, coupled": {"method": "draft_model", "model": "small", "verification": "coupled"},
     "layer_skip": {"method": "layer_skip", "num_layers": 1},
+    "medusa": {"method": "medusa", "model": "heads", "num_speculative_tokens": 5},
 }
 QUICK = {("draft_model", "temperature 0.7, top-p"), ("layer_skip", "temperature 1")}
 """What runs every time; the rest is slow only by its number."""
@@ -71,22 +73,26 @@ def model() -> transformers.PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def folders(model, tmp_path_factory) -> tuple[Path, Path]:
-    """Of the model, and of one that drafts."""
-    paths = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("small")
-    model.save_pretrained(paths[0])
-    build(1).save_pretrained(paths[1])
+def folders(model, tmp_path_factory) -> dict[str, Path]:
+    """Of the model, and by method of what drafts: a smaller one, or heads."""
+    paths = {name: tmp_path_factory.mktemp(name) for name in ("model", "draft_model", "medusa")}
+    model.save_pretrained(paths["model"])
+    build(1).save_pretrained(paths["draft_model"])
+    with torch.no_grad():
+        starts = torch.randint(3, VOCAB, (24, 4), generator=torch.Generator().manual_seed(0))
+        texts = model.generate(starts, max_new_tokens=40, do_sample=True, eos_token_id=None, pad_token_id=0)
+    save_heads(paths["medusa"], fitted_outputs(model, texts.tolist(), 2))
     return paths
 
 
-def sampled(folders: tuple[Path, Path], speculation: SpeculativeConfig, params: SamplingParams) -> Counter:
+def sampled(folders: dict[str, Path], speculation: SpeculativeConfig, params: SamplingParams) -> Counter:
     """How often each run of tokens came. Drafts are accepted and rejected meanwhile."""
     runner = load_runner(
-        folders[0],
+        folders["model"],
         dtype="float32",
         kv=KvMemoryConfig(block_size=4, num_kv_blocks=1300),
         speculation=speculation,
-        draft_path=folders[1] if speculation.method == "draft_model" else None,
+        draft_path=folders.get(speculation.method),
     )
     config = EngineConfig(max_model_len=32, max_num_batched_tokens=4096, speculation=speculation)
     engine = Engine(runner, config, time.monotonic, namespace_root("test"))
@@ -148,7 +154,7 @@ def cells() -> list:
 
 @pytest.mark.parametrize(("method", "asked"), cells())
 def test_samples_are_distributed_as_the_model_says(model, folders, method, asked):
-    speculation = SpeculativeConfig(**METHODS[method], num_speculative_tokens=2, adaptive=False)
+    speculation = SpeculativeConfig(**{"num_speculative_tokens": 2, "adaptive": False} | METHODS[method])
     params = PARAMS[asked]
     found, wanted = sampled(folders, speculation, params), expected(model, params)
     assert set(found) <= set(wanted), "a token that a filter leaves out"
