@@ -27,7 +27,7 @@ class QuantizeSettings:
     """The zero point is the middle of the codes."""
     act_order: ActOrder | None = None
     """GPTQ only; None: static."""
-    damping: float = 0.05
+    damping: float = 0.01
     """GPTQ only: share of the mean of the Hessian's diagonal that is added to it."""
 
     def __post_init__(self) -> None:

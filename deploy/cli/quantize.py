@@ -50,7 +50,7 @@ def _parser() -> Parser:
         " in that order, which readers pay for; static keeps groups of neighbours; none (default: static)",
     )
     add("--symmetric", action="store_true", help="zero points in the middle of the codes; rtn and gptq")
-    add("--damping", type=float, default=0.05, help="gptq: share of the mean diagonal added to it (default: 0.05)")
+    add("--damping", type=float, default=0.01, help="gptq: share of the mean diagonal added to it (default: 0.01)")
     add("--calibration", default="builtin", help="text file, or builtin: docstrings of Python's library")
     add("--samples", type=int, default=64, help="texts to calibrate with (default: 64)")
     add("--length", type=int, default=512, help="tokens of each (default: 512)")

@@ -100,7 +100,7 @@ def test_gptq_is_optimal_brain_quantisation_in_fixed_order():
     order = gram.diagonal().argsort(descending=True, stable=True)
     importance = gram.diagonal().view(5, 32)
     grid = fit(grouped(weight, 32), 15, symmetric=False, importance=importance)
-    wanted = optimal_brain(weight[:, order], gram[order][:, order], 0.05, grid, (order // 32).tolist())
+    wanted = optimal_brain(weight[:, order], gram[order][:, order], 0.01, grid, (order // 32).tolist())
     same = found.codes[:, order] == wanted
     assert same.float().mean() > 0.995  # what lies between two codes may fall either way in float32
     assert torch.equal(found.grid.scales, grid.scales)
