@@ -47,7 +47,7 @@ class GenerationRoute(APIRoute):
         if scope["method"] != "POST":
             return await super().handle(scope, receive, send)
         request = Request(scope, receive)
-        if not _is_json(request.headers.get("content-type", "application/json")):
+        if not _is_json(request.headers.get("content-type") or "application/json"):
             raise InvalidRequestError(NO_OBJECT)
         response = await self.endpoint(request, _validated(self._model, await request.body()))
         await response(scope, receive, send)

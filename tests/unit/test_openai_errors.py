@@ -180,6 +180,26 @@ async def test_another_content_type_is_400_and_none_is_json():
     assert "content-type" in error_of(form)["message"]
 
 
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        (" Application/JSON ", 200),
+        ("application/vnd.api+json", 200),
+        ("", 200),
+        (None, 200),
+        ("text/plain", 400),
+        ("bogus", 400),
+        ("text/x+json", 400),
+    ],
+)
+async def test_json_by_any_of_its_names(content_type, status):
+    headers = {} if content_type is None else {"content-type": content_type}
+    async with Rig().http() as client:
+        answer = await client.post("/v1/completions", content=b'{"prompt": "Hi"}', headers=headers)
+    assert answer.status_code == status, answer.text
+
+
 async def test_harmless_and_unknown_fields_are_accepted():
     fields = {
         "user": "u",
