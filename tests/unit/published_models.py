@@ -107,6 +107,7 @@ def write_folder(folder: Path, settings: dict, config: dict = LLAMA, *, seed: in
     spec, generator = spec_from_hf(config), torch.Generator().manual_seed(seed)
     heads = ("lm_head",) if settings.get("lm_head") else ()
     linears = {name for name in whole_model(spec).linears() if ".layers." in name or name.startswith(heads)}
+    linears |= {name for name in wanted_tensors(spec) if name.endswith("kv_b_proj.weight")}
     stored, values = {}, {}
     for name, shape in wanted_tensors(spec).items():
         if name not in linears or shape[0] % 8:  # eight outputs are a word
