@@ -3,6 +3,7 @@
 from itertools import accumulate
 from typing import Protocol
 
+from .draft_length import Place
 from .draft_tree import Draft
 from .request import Request
 
@@ -20,8 +21,12 @@ _MOST_FACTOR = 2.0
 class Acceptance(Protocol):
     """What is known of the drafts of one method."""
 
-    def gains(self, request: Request, most: int) -> list[float]:
-        """Tokens that a draft's first, second … place brings on average; none brings more than the one before."""
+    def places(self, request: Request, most: int) -> list[Place]:
+        """What a draft's first, second … place brings on average; none brings more than the one before."""
+        ...
+
+    def drafted(self, request: Request, asked: int, draft: Draft) -> None:
+        """What came where so many tokens were asked for."""
         ...
 
     def learn(self, request: Request, draft: Draft, nodes: list[int]) -> None:
@@ -43,10 +48,13 @@ class ChainAcceptance:
     def __init__(self) -> None:
         self._common = HOPE
 
-    def gains(self, request: Request, most: int) -> list[float]:
+    def places(self, request: Request, most: int) -> list[Place]:
         """See ``Acceptance``."""
         acceptance = self._of(request)
-        return [acceptance**place for place in range(1, most + 1)]
+        return [Place(acceptance**place) for place in range(1, most + 1)]
+
+    def drafted(self, request: Request, asked: int, draft: Draft) -> None:
+        """See ``Acceptance``."""
 
     def learn(self, request: Request, draft: Draft, nodes: list[int]) -> None:
         """See ``Acceptance``."""
@@ -80,11 +88,20 @@ class TreeAcceptance:
         """Of trees of up to ``most`` nodes."""
         self._hopes = [HOPE / (place + 1) for place in range(most)]
         self._rates = list(self._hopes)
+        """How often the nodes that there were turned out right."""
+        self._shares = [1.0] * most
+        """How often there was such a node: unlikely ones are left out."""
 
-    def gains(self, request: Request, most: int) -> list[float]:
+    def places(self, request: Request, most: int) -> list[Place]:
         """See ``Acceptance``."""
         factor = self._factor(request)
-        return [min(1.0, factor * rate) for rate in accumulate(self._rates[:most], min)]
+        rates = accumulate(self._rates[:most], min)
+        return [Place(share * min(1.0, factor * rate), share) for rate, share in zip(rates, self._shares, strict=False)]
+
+    def drafted(self, request: Request, asked: int, draft: Draft) -> None:
+        """See ``Acceptance``."""
+        for place in range(asked):
+            self._shares[place] = _moved(self._shares[place], float(place < len(draft)), _TREE_COMMON)
 
     def learn(self, request: Request, draft: Draft, nodes: list[int]) -> None:
         """See ``Acceptance``."""
@@ -100,7 +117,9 @@ class TreeAcceptance:
 
     def rest(self) -> None:
         """See ``Acceptance``."""
-        self._rates = [_moved(rate, hope, _RECOVERY / 4) for rate, hope in zip(self._rates, self._hopes, strict=True)]
+        pairs = zip(self._rates, self._hopes, strict=True)
+        self._rates = [_moved(rate, hope, _RECOVERY / 4) for rate, hope in pairs]
+        self._shares = [_moved(share, 1.0, _RECOVERY / 4) for share in self._shares]
 
     def _factor(self, request: Request) -> float:
         return 1.0 if request.acceptance is None else request.acceptance

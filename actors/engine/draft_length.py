@@ -10,6 +10,7 @@ and when they cost in full.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2, sqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,34 +90,58 @@ class StepSeconds:
         return sqrt(_FADING ** (self._now - when) / (1.0 + log2(distance) ** 2))
 
 
+class Place(NamedTuple):
+    """What a place of a draft is expected to be."""
+
+    tokens: float
+    """That it brings."""
+    rows: float = 1.0
+    """That it takes: less than one where often nothing is drafted there."""
+
+
+class DraftLengths(NamedTuple):
+    """What to draft."""
+
+    lengths: list[int]
+    """Tokens for each sequence."""
+    row: float
+    """Tokens that a row would bring elsewhere: a guess less likely than that is not worth its time."""
+
+
 def draft_lengths(
-    gains: Sequence[Sequence[float]], rows: int, costs: tuple[float, float, float], *, most_passes: int
-) -> list[int]:
-    """Tokens to draft for each sequence, by what its draft's first, second … place brings: no more than the one before.
+    places: Sequence[Sequence[Place]], rows: int, costs: tuple[float, float, float], *, most_passes: int
+) -> DraftLengths:
+    """For each sequence by the first, second … place of its draft, none of which brings more than the one before.
 
     ``rows`` decodes run in the step anyway. Each further place takes a pass over all sequences, up to ``most_passes``.
     """
     base, per_row, per_pass = costs
-    lengths = [0] * len(gains)
+    lengths, row = [0] * len(places), 0.0
     tokens, seconds = float(rows), base + per_row * rows
     for _ in range(_ROUNDS):
         if seconds <= 0.0:
-            return [len(own) for own in gains]
+            return DraftLengths([len(own) for own in places], 0.0)
         rate = tokens / seconds
-        lengths = _worth(gains, rate * per_row, rate * per_pass, most_passes)
-        tokens = rows + sum(sum(own[:length]) for own, length in zip(gains, lengths, strict=True))
+        row = rate * per_row
+        lengths = _worth(places, row, rate * per_pass, most_passes)
+        drafted = [place for own, length in zip(places, lengths, strict=True) for place in own[:length]]
+        tokens = rows + sum(place.tokens for place in drafted)
         passes = min(max(lengths, default=0), most_passes)
-        seconds = base + per_row * (rows + sum(lengths)) + per_pass * passes
-    return lengths
+        seconds = base + per_row * (rows + sum(place.rows for place in drafted)) + per_pass * passes
+    return DraftLengths(lengths, row)
 
 
-def _worth(gains: Sequence[Sequence[float]], row: float, one_pass: float, most_passes: int) -> list[int]:
+def _worth(places: Sequence[Sequence[Place]], row: float, one_pass: float, most_passes: int) -> list[int]:
     """Lengths whose every place gains more tokens than its row and its pass would bring elsewhere."""
     best, best_gain, gain = 0, 0.0, -1e-9
-    for place in range(max(map(len, gains), default=0)):
-        gain += sum(max(0.0, own[place] - row) for own in gains if place < len(own))
-        if place < most_passes:
+    for index in range(max(map(len, places), default=0)):
+        gain += sum(max(0.0, _gain(own[index], row)) for own in places if index < len(own))
+        if index < most_passes:
             gain -= one_pass
         if gain > best_gain:
-            best, best_gain = place + 1, gain
-    return [sum(1 for tokens in own[:best] if tokens > row) for own in gains]
+            best, best_gain = index + 1, gain
+    return [sum(1 for place in own[:best] if _gain(place, row) > 0.0) for own in places]
+
+
+def _gain(place: Place, row: float) -> float:
+    return place.tokens - row * place.rows

@@ -203,6 +203,8 @@ class Engine:
         index, error = request.num_output, None
         end = self._append(request, num_known, answer.token_ids if answer is not None else [])
         request.draft = NO_DRAFT if answer is None else answer.draft
+        if self.speculator is not None and request.num_asked:
+            self.speculator.drafted(request)
         num_new = request.num_output - index
         if not num_new:
             end = request.end(self.config.eos_token_ids)

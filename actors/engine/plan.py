@@ -65,6 +65,8 @@ class StepPlan:
     new: tuple[NewSequence, ...] = ()
     sequences: tuple[SequenceStep, ...] = ()
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
+    least_probability: float = 0.0
+    """Of guesses that are worth their time in the next step, where that is known before it."""
 
     @property
     def num_tokens(self) -> int:

@@ -44,6 +44,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
             [_new_to_wire(new) for new in plan.new],
             [_step_to_wire(step) for step in plan.sequences],
             plan.copies,
+            plan.least_probability,
             delivery.sampled,
         ]
     )
@@ -77,13 +78,14 @@ def _unpack(data: bytes, from_wire: Callable[[list[Any]], _T]) -> _T:
 
 
 def _delivery_from_wire(wire: list[Any]) -> Delivery:
-    step, finished, new, sequences, copies, sampled = wire
+    step, finished, new, sequences, copies, least_probability, sampled = wire
     plan = StepPlan(
         step=step,
         finished=tuple(finished),
         new=tuple(_new_from_wire(fields) for fields in new),
         sequences=tuple(_step_from_wire(fields) for fields in sequences),
         copies=tuple((source, destination) for source, destination in copies),
+        least_probability=least_probability,
     )
     return Delivery(plan, tuple((request_id, token_ids) for request_id, token_ids in sampled))
 

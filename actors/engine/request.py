@@ -40,6 +40,7 @@ class Request:
         "namespace",
         "ngrams",
         "node",
+        "num_asked",
         "num_computed",
         "num_expected",
         "num_in_flight",
@@ -82,6 +83,8 @@ class Request:
         """Steps that have been submitted with it and have not landed."""
         self.drafted = NO_DRAFT
         """What the step in flight verifies."""
+        self.num_asked = 0
+        """Tokens that the ranks draft after the step in flight."""
         self.draft = NO_DRAFT
         """Guesses, by the ranks, of what follows ``tokens``."""
         self.acceptance: float | None = None

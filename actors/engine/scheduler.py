@@ -262,6 +262,7 @@ class Scheduler:
             start = request.num_scheduled
             request.num_in_flight += 1
             request.drafted = draft
+            request.num_asked = asked.get(request, 0)
             request.num_scheduled += chunk - len(draft)
             request.num_expected += samples
             sequences.append(
@@ -272,11 +273,18 @@ class Scheduler:
                     samples=samples,
                     new_blocks=blocks,
                     draft=draft,
-                    num_drafts=asked.get(request, 0),
+                    num_drafts=request.num_asked,
                 )
             )
         finished, self._dropped = tuple(self._dropped), []
-        return StepPlan(step=step, finished=finished, new=tuple(new), sequences=tuple(sequences), copies=tuple(copies))
+        return StepPlan(
+            step=step,
+            finished=finished,
+            new=tuple(new),
+            sequences=tuple(sequences),
+            copies=tuple(copies),
+            least_probability=0.0 if self._speculator is None else self._speculator.least_probability,
+        )
 
     def computed(self, request: Request, num_tokens: int) -> None:
         """A step has computed ``num_tokens`` of a request: its full blocks are cached from now on."""

@@ -21,6 +21,8 @@ _DOUBT = 0.03
 """Of step times each time that they forbid drafts: a bad measurement must not forbid them for ever."""
 REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
+_MARGIN = 0.7
+"""Of the probability that would pay: those of heads are not exact, and what is never tried is not learnt."""
 _MOST_PASSES = {"ngram": 0, "medusa": 1}
 """Passes of drafting layers for a draft of any length. By default one for each token."""
 
@@ -56,6 +58,8 @@ class Speculator:
         self._acceptance: Acceptance = (
             TreeAcceptance(config.num_speculative_tokens) if config.method == "medusa" else ChainAcceptance()
         )
+        self.least_probability = 0.0
+        """Of guesses that are worth verifying, by the last lengths that were asked for."""
         self._rest = 0
         self._patience = REST_STEPS[0]
         self._trust = 1.0
@@ -91,9 +95,10 @@ class Speculator:
         if not self._seconds.is_known:
             return [0] * len(requests)
         most = min(most, self._longest)
-        gains = [self._acceptance.gains(request, most) for request in requests]
+        places = [self._acceptance.places(request, most) for request in requests]
         costs = self._seconds.costs(rows, self._trust)
-        lengths = draft_lengths(gains, rows, costs, most_passes=self._most_passes)
+        lengths, row = draft_lengths(places, rows, costs, most_passes=self._most_passes)
+        self.least_probability = _MARGIN * row
         self._longest = max(self._longest, 2 * max(lengths))
         if any(lengths):
             self._patience, self._trust = max(REST_STEPS[0], self._patience - REST_STEPS[0]), 1.0
@@ -109,6 +114,10 @@ class Speculator:
         if request.ngrams is None:
             request.ngrams = NgramIndex(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
         return Draft(tuple(request.ngrams.continuation(request.tokens, self.config.num_speculative_tokens)))
+
+    def drafted(self, request: Request) -> None:
+        """The ranks have made the draft that they were asked for."""
+        self._acceptance.drafted(request, request.num_asked, request.draft)
 
     def verified(self, request: Request, draft: Draft, sampled: Sequence[int]) -> None:
         """A step that verified a draft brought these tokens."""

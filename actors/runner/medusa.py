@@ -45,8 +45,8 @@ class MedusaDrafter:
         found, scores = self._heads.guesses(hidden, max(self._widths))
         drafts: dict[RequestId, Draft] = {}
         for row, token_ids, logprobs in zip(rows, found.tolist(), scores.tolist(), strict=True):
-            step = sampling[row]
-            drafts[step.request_id] = best_tree(self._cut(token_ids), self._cut(logprobs), step.num_drafts)
+            step, own, scores_of = sampling[row], self._cut(token_ids), self._cut(logprobs)
+            drafts[step.request_id] = best_tree(own, scores_of, step.num_drafts, plan.least_probability)
         return drafts
 
     def _cut(self, guesses: list[list[_T]]) -> list[list[_T]]:

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf, log
 
 from ..engine.draft_tree import ROOT, Draft
 
 
-def best_tree(token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], count: int) -> Draft:
+def best_tree(
+    token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], count: int, least: float = 0.0
+) -> Draft:
     """The ``count`` nodes with the largest products of probabilities down to the root, in that order.
+
+    None of a product below ``least``.
 
     For each depth its guesses and their log-probabilities, the likeliest first: those of a head do not depend on the
     branch. Best first, so a node comes behind its parent. Such a tree is another for each context, as in EAGLE-2 (Li et
@@ -17,8 +22,8 @@ def best_tree(token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[fl
     parents: list[int] = []
     # (minus the log of the product, number, depth, rank among the siblings, parent); numbers keep ties in order.
     queue = [(-logprobs[0][0], 0, 0, 0, ROOT)]
-    num_pushed = 1
-    while queue and len(tokens) < count:
+    num_pushed, most_cost = 1, -log(least) if least > 0.0 else inf
+    while queue and len(tokens) < count and queue[0][0] <= most_cost:
         cost, _, depth, rank, parent = heappop(queue)
         node = len(tokens)
         tokens.append(token_ids[depth][rank])

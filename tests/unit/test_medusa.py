@@ -195,6 +195,7 @@ def test_the_best_tree_has_the_most_probable_nodes():
         assert len(branch) == depth
         found.append(math.prod(probabilities[at][token_ids[at].index(token)] for at, token in enumerate(branch)))
     assert found == sorted(found, reverse=True) and found[-1] == pytest.approx(0.12)
+    assert len(best_tree(token_ids, logprobs, 7, 0.2)) == 4 and not best_tree(token_ids, logprobs, 7, 0.7)
 
 
 def test_a_tree_without_branches_is_a_chain():

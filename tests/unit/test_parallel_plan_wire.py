@@ -65,6 +65,7 @@ plans = st.builds(
     new=st.lists(new_sequences, max_size=2).map(tuple),
     sequences=st.lists(steps, max_size=4).map(tuple),
     copies=st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
+    least_probability=floats,
 )
 deliveries = st.builds(Delivery, plans, st.lists(st.tuples(ids, tokens), max_size=3).map(tuple))
 logprobs = st.builds(TokenLogprob, counts, floats, counts, st.lists(st.tuples(counts, floats), max_size=3).map(tuple))

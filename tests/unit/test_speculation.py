@@ -7,7 +7,7 @@ from engine_harness import Harness, expected_output
 from pydantic import ValidationError
 
 from warmroot.actors.engine.acceptance import TreeAcceptance
-from warmroot.actors.engine.draft_length import StepSeconds, StepShape, draft_lengths
+from warmroot.actors.engine.draft_length import Place, StepSeconds, StepShape, draft_lengths
 from warmroot.actors.engine.draft_tree import Draft
 from warmroot.actors.engine.ngram import MAX_INDEXED, NgramIndex
 from warmroot.cluster.messages import FinishReason
@@ -133,29 +133,36 @@ def test_a_long_prompt_is_indexed_over_several_calls():
     assert [index.continuation(tokens, 2) for _ in range(3)] == [[], [], [length - 8, length - 7]]
 
 
-def chains(*acceptances: float, most: int) -> list[list[float]]:
-    return [[acceptance**place for place in range(1, most + 1)] for acceptance in acceptances]
+def chains(*acceptances: float, most: int) -> list[list[Place]]:
+    return [[Place(acceptance**place) for place in range(1, most + 1)] for acceptance in acceptances]
 
 
 def test_lengths_follow_what_rows_cost():
     free, dear, mixed = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (1.0, 0.25, 0.0)
-    assert draft_lengths(chains(0.9, 0.1, most=4), 2, free, most_passes=0) == [4, 4]
-    assert draft_lengths(chains(0.9, 0.1, most=4), 2, dear, most_passes=0) == [0, 0]
+    assert draft_lengths(chains(0.9, 0.1, most=4), 2, free, most_passes=0).lengths == [4, 4]
+    assert draft_lengths(chains(0.9, 0.1, most=4), 2, dear, most_passes=0).lengths == [0, 0]
     # One stream makes 0.8 tokens/s: a second row takes 0.25 s, in which that is 0.2 of a token; with longer drafts 0.3.
-    assert draft_lengths(chains(0.6, most=8), 1, mixed, most_passes=0) == [2]
-    likely, unlikely = draft_lengths(chains(0.9, 0.1, most=8), 2, mixed, most_passes=0)
+    assert draft_lengths(chains(0.6, most=8), 1, mixed, most_passes=0).lengths == [2]
+    likely, unlikely = draft_lengths(chains(0.9, 0.1, most=8), 2, mixed, most_passes=0).lengths
     assert likely > 2 and unlikely == 0
     # A pass of the drafting layers that costs as much as the step brings nothing.
-    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 1.0), most_passes=4) == [0]
-    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 0.01), most_passes=4) == [4]
+    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 1.0), most_passes=4).lengths == [0]
+    assert draft_lengths(chains(0.9, most=4), 1, (1.0, 0.0, 0.01), most_passes=4).lengths == [4]
 
 
 def test_a_tree_takes_one_pass_and_as_many_nodes_as_pay():
-    nodes = [0.6, 0.3, 0.2, 0.1, 0.05]
-    assert draft_lengths([nodes], 1, (1.0, 0.0, 0.3), most_passes=1) == [5]
-    assert draft_lengths([nodes], 1, (1.0, 0.0, 2.0), most_passes=1) == [0]
+    nodes = [Place(tokens) for tokens in (0.6, 0.3, 0.2, 0.1, 0.05)]
+    assert draft_lengths([nodes], 1, (1.0, 0.0, 0.3), most_passes=1) == ([5], 0.0)
+    assert draft_lengths([nodes], 1, (1.0, 0.0, 2.0), most_passes=1).lengths == [0]
     # With three nodes a step makes 2.1 tokens in 1.4 s, so a row of 0.1 s is worth 0.15 of a token.
-    assert draft_lengths([nodes], 1, (1.0, 0.1, 0.0), most_passes=1) == [3]
+    assert draft_lengths([nodes], 1, (1.0, 0.1, 0.0), most_passes=1) == ([3], pytest.approx(0.15, rel=0.01))
+
+
+def test_nodes_that_are_seldom_there_cost_as_little():
+    seldom = [Place(0.06, 0.1)] * 2
+    assert draft_lengths([seldom], 1, (1.0, 0.2, 0.0), most_passes=1).lengths == [2]
+    # Nor do they bring what a pass takes.
+    assert draft_lengths([seldom], 1, (1.0, 0.2, 0.2), most_passes=1).lengths == [0]
 
 
 def test_what_the_nodes_of_trees_bring_is_learnt():
@@ -164,16 +171,21 @@ def test_what_the_nodes_of_trees_bring_is_learnt():
     h = harness("medusa")
     h.add("a", PROMPT)
     (request,) = h.engine._requests.values()
-    assert learnt.gains(request, 4) == sorted(learnt.gains(request, 4), reverse=True)
+    places = learnt.places(request, 4)
+    assert places == sorted(places, reverse=True)
     for step in range(2000):
         nodes = {0: [0], 2: [0], 1: [1], 3: []}[step % 4]
         learnt.learn(request, Draft((1, 2), (-1, -1)), nodes)
-    first, second, *unknown = learnt.gains(request, 4)
-    assert (first, second) == pytest.approx((0.5, 0.25), abs=0.07)
+    first, second, *unknown = learnt.places(request, 4)
+    assert (first.tokens, second.tokens) == pytest.approx((0.5, 0.25), abs=0.07)
     assert max(unknown) <= second
+    for step in range(2000):
+        learnt.drafted(request, 3, Draft((1, 2)[: 1 + step % 2], (-1, -1)[: 1 + step % 2]))
+    assert [place.rows for place in learnt.places(request, 4)] == pytest.approx([1.0, 0.5, 0.0, 1.0], abs=0.02)
+    assert learnt.places(request, 2)[1].tokens == pytest.approx(second.tokens / 2, rel=0.05)
     for _ in range(100):
         learnt.learn(request, Draft((1, 2), (-1, -1)), [])
-    assert learnt.gains(request, 4)[0] < 0.1, "this request's are never right"
+    assert learnt.places(request, 4)[0].tokens < 0.1, "this request's are never right"
 
 
 def test_step_seconds_are_learnt():
