@@ -22,6 +22,7 @@ from warmroot.cluster.errors import ConfigError, ModelLoadError
 from warmroot.cluster.model_config import spec_from_hf
 from warmroot.cluster.parallel_layout import ParallelLayout
 from warmroot.cluster.topology import Topology
+from warmroot.cluster.weight_formats import KeptWeights
 
 CPU = torch.device("cpu")
 LAYOUTS = {
@@ -146,6 +147,20 @@ def test_torch_dequantises_by_tiles(checkpoint, monkeypatch):
         x = torch.randn((5, expected.shape[1]), generator=torch.Generator().manual_seed(1))
         torch.testing.assert_close(linear.apply(x), x @ expected.T, rtol=0, atol=1e-4)
         assert isinstance(linear, DenseLinear if modules == ("lm_head",) else GroupedLinear)
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq symmetric", "gptq whole rows", "gptq 8 bits", "awq"])
+def test_torch_keeps_what_plan_says(tmp_path, monkeypatch, name):
+    write_folder(tmp_path / "m", LAYOUTS[name])
+    config, own = read_quantization(tmp_path / "m"), whole_model(spec_from_hf(LLAMA))
+    kept = KeptWeights.plain("float32").with_codes(config, own.linears())
+    for linear, modules in zip(
+        torch_linears(monkeypatch, tmp_path / "m"), list(fused_linears(own).values())[:-1], strict=False
+    ):
+        shapes = {f"{module}.weight": wanted_shapes(own)[f"{module}.weight"] for module in modules}
+        assert sum(tensor.nbytes for tensor in linear.tensors) == sum(
+            kept.linear_bytes(weight, *shape) for weight, shape in shapes.items()
+        )
 
 
 def test_none_dequantises(tmp_path, monkeypatch):
