@@ -33,9 +33,10 @@ class ReducedHead:
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""
+        known = self.linear.apply(x).float()
         logits = torch.full((len(x), self.vocab_size), _NEVER, device=x.device)
-        logits[:, self.token_map] = self.linear.apply(x).float()
-        return logits
+        # A third of the time that indexing takes.
+        return logits.scatter_(1, self.token_map.expand_as(known), known)
 
 
 def load_draft_model(path: Path, *, dtype: str, device: torch.device) -> Decoder:

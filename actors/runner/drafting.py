@@ -5,7 +5,6 @@ engine with the step's result, and comes back in a later plan to be verified. Th
 from stay here, with the sequence.
 """
 
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -92,12 +91,7 @@ class Drafter:
         for ahead in range(max(wanted.values(), default=0)):
             states = [state for state, count in wanted.items() if count > ahead]
             logits = self._layers.logits(table, states, ahead)
-            history = [table.history(state, ahead) for state in states]
-            rows = [
-                SamplingRow(state.params, state.seed, state.num_prompt, token_ids)
-                for state, token_ids in zip(states, history, strict=True)
-            ]
-            token_ids, drawn_from = self._choose(logits, rows)
+            token_ids, drawn_from = self._choose(table, states, ahead, logits)
             for index, state in enumerate(states):
                 table.note(state, ahead, token_ids[index : index + 1])
                 if index in drawn_from:
@@ -110,8 +104,17 @@ class Drafter:
             if count > 0
         }
 
-    def _choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, torch.Tensor]]:
+    def _choose(
+        self, table: SequenceTable, states: list[SequenceState], ahead: int, logits: torch.Tensor
+    ) -> tuple[list[int], dict[int, torch.Tensor]]:
         """Token ids [B], and for rows that were drawn to be tested the probabilities [vocab]."""
+        if all(state.is_plain for state in states):
+            return self._choice.likeliest(logits).tolist(), {}
+        history = [table.history(state, ahead) for state in states]
+        rows = [
+            SamplingRow(state.params, state.seed, state.num_prompt, token_ids)
+            for state, token_ids in zip(states, history, strict=True)
+        ]
         if any(changes_logits(row.params) for row in rows):
             constrain(logits, rows, self._eos_token_ids)
         drawn = [] if self._coupled else [index for index, row in enumerate(rows) if not row.params.greedy]

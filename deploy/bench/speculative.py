@@ -27,6 +27,8 @@ from .speculative_engines import Drafted, Drafting, Run
 OFF = "off"
 COPYING = ("summarise", "edit", "extract")
 FREE = "free"
+_TRAINED = {"draft_model": "--draft-model", "medusa": "--medusa", "recurrent": "--recurrent"}
+"""Methods that need weights, and the flags that name them."""
 _SAMPLED = "free, temperature 0.7"
 _COPYING_BAR, _FREE_BAR, _MANY_BAR = 1.5, 1.3, 0.97
 
@@ -65,6 +67,7 @@ def _parse(argv: Sequence[str]) -> Namespace:
     add("model", nargs="?", default="smollm2", help="folder, GGUF file, hub id or smollm2")
     add("--draft-model", metavar="DIR", help="a drafting model, as of warmroot train-draft (default: none takes part)")
     add("--medusa", metavar="DIR", help="Medusa heads, as of warmroot train-medusa (default: none take part)")
+    add("--recurrent", metavar="DIR", help="a recurrent head, as of warmroot train-medusa --recurrent (default: none)")
     add("--dtype", choices=precision.OURS, default="fp16", help="precision of the weights")
     add("--streams", type=numbers, default=(1, 32), help="requests at a time, commas between")
     add("--max-tokens", type=int, default=128, help="of the longest answer")
@@ -110,13 +113,14 @@ def methods(options: Namespace) -> dict[str, SpeculativeConfig | None]:
         found["draft_model"] = config("draft_model", 5, options.draft_model)
     if options.medusa is not None:
         found["medusa"] = config("medusa", 8, options.medusa)
+    if options.recurrent is not None:
+        found["recurrent"] = config("medusa", 5, options.recurrent)
     return found
 
 
 def _engines(options: Namespace, path: Path, report: Report) -> list[Drafting]:
     found = methods(options)
-    missing = {"draft_model": "--draft-model", "medusa": "--medusa"}
-    report.result["skipped"] = {name: f"no {flag}" for name, flag in missing.items() if name not in found}
+    report.result["skipped"] = {name: f"no {flag}" for name, flag in _TRAINED.items() if name not in found}
     engines: list[Drafting] = []
     for name, speculation in found.items():
         report.note(f"loading the model: {name}")
@@ -206,7 +210,7 @@ class _Race:
 
     def hold_bars(self) -> None:
         """What the methods have to reach."""
-        report, trained = self._report, [e.name for e in self._engines if e.name in ("draft_model", "medusa")]
+        report, trained = self._report, [engine.name for engine in self._engines if engine.name in _TRAINED]
         copying = [self._ratios[kind]["ngram"] for kind in COPYING if kind in self._ratios]
         if copying:
             report.bar("ngram / off, summarise, edit and extract", median(copying), _COPYING_BAR)
