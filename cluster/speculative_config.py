@@ -6,6 +6,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .config_errors import explain_invalid, unknown_key
+from .errors import ConfigError
 
 MethodName = Literal["ngram", "draft_model", "layer_skip", "medusa"]
 VerificationName = Literal["rejection", "coupled"]
@@ -55,6 +56,16 @@ class SpeculativeConfig(BaseModel):
     def drafts_with_model(self) -> bool:
         """Whether ``model`` is a model, rather than heads of the one that verifies."""
         return self.method == "draft_model"
+
+    def drafting_layers(self, num_layers: int) -> int:
+        """Of layer_skip: how many of a model's ``num_layers`` draft. Raises ConfigError if these are not fewer."""
+        count = self.num_layers or max(1, num_layers // 3)
+        if count >= num_layers:
+            raise ConfigError(
+                f"speculative_config: num_layers must be less than the model's {num_layers}, got {count}",
+                param="speculative_config",
+            )
+        return count
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SpeculativeConfig":

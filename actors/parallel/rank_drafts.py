@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import torch
 
-from ...cluster.errors import ConfigError
 from ...cluster.kv_layout import KvLayout
 from ...cluster.speculative_config import SpeculativeConfig
 from ..attention.kv_memory import KvMemory, KvType
@@ -17,7 +16,7 @@ from ..models.decoder import Decoder
 from ..models.draft_head import load_draft_model
 from ..models.loader import load_model
 from ..runner.drafting import Drafts
-from ..runner.load_drafter import default_layers, drafter_of, drafter_over, skipped_layers
+from ..runner.load_drafter import drafter_of, drafter_over, skipped_layers
 from .draft_passes import FollowingDrafter, LeadingDrafter, LeadingLayers, SharedPasses
 from .gang_config import GangConfig
 from .shard import Shard
@@ -32,24 +31,14 @@ def load_draft(config: GangConfig, shard: Shard, device: torch.device) -> Decode
         return load_draft_model(config.draft_path, dtype=config.dtype, device=device)
     if speculation.method != "layer_skip" or config.topology.pp == 1:
         return None
+    spec = shard.own.spec
     return load_model(
         config.path,
         dtype=config.dtype,
         quantization=config.quantization,
         device=device,
-        shard=Shard.whole(shard.own.spec.first_layers(_num_layers(speculation, shard))),
+        shard=Shard.whole(spec.first_layers(speculation.drafting_layers(spec.num_layers))),
     )
-
-
-def _num_layers(speculation: SpeculativeConfig, shard: Shard) -> int:
-    whole = shard.own.spec.num_layers
-    count = default_layers(speculation, whole)
-    if count >= whole:
-        raise ConfigError(
-            f"speculative_config: num_layers must be less than the model's {whole}, got {count}",
-            param="speculative_config",
-        )
-    return count
 
 
 class RankDrafts:

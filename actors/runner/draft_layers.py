@@ -24,12 +24,7 @@ class LayerSkip:
     """
 
     def __init__(self, decoder: Decoder, kv: KvMemory, num_layers: int) -> None:
-        """``decoder`` is the whole model, ``kv`` its pages. Raises ConfigError if it has no more layers than that."""
-        if num_layers >= len(decoder.layers):
-            raise ConfigError(
-                f"speculative_config: num_layers must be less than the model's {len(decoder.layers)}, got {num_layers}",
-                param="speculative_config",
-            )
+        """``decoder`` is the whole model, ``kv`` its pages."""
         self._decoder = decoder.first_layers(num_layers)
         self._kv = kv
         self._decodes = EagerDecodes(self._compute, self._batch)

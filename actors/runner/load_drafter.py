@@ -65,12 +65,7 @@ def _medusa(speculation: SpeculativeConfig, folder: Path, decoder: Decoder) -> C
 
 def skipped_layers(speculation: SpeculativeConfig, decoder: Decoder, kv: KvMemory) -> LayerSkip:
     """The model's own first layers, a third of them by default. Raises ConfigError."""
-    return LayerSkip(decoder, kv, default_layers(speculation, len(decoder.layers)))
-
-
-def default_layers(speculation: SpeculativeConfig, num_layers: int) -> int:
-    """How many of a model's layers draft."""
-    return speculation.num_layers or max(1, num_layers // 3)
+    return LayerSkip(decoder, kv, speculation.drafting_layers(len(decoder.layers)))
 
 
 def drafter_over(

@@ -21,7 +21,7 @@ def with_drafts(needs: Needs, config: WarmrootConfig, path: Path, spec: ModelSpe
     if speculation is None:
         return needs
     if speculation.method == "layer_skip" and config.parallel.topology().pp > 1:
-        first = spec.first_layers(speculation.num_layers or max(1, spec.num_layers // 3))
+        first = spec.first_layers(speculation.drafting_layers(spec.num_layers))
         return replace(needs, draft=_model(needs, config.model, path, first, device))
     if speculation.model is None:  # what is looked up, and the model's own layers where they are, take nothing
         return needs

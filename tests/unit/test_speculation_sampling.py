@@ -15,6 +15,7 @@ from warmroot.actors.runner.draft_layers import DraftModel, LayerSkip
 from warmroot.actors.runner.drafting import Drafter
 from warmroot.actors.runner.draw import Stream, draw, uniform
 from warmroot.actors.runner.load import KvMemoryConfig, load_runner
+from warmroot.actors.runner.load_drafter import skipped_layers
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.actors.runner.verify import DraftedRow, VerifyingChoice
 from warmroot.cluster.errors import ConfigError
@@ -238,8 +239,9 @@ def test_a_drafting_model_shares_the_memory_for_pages(folder, decoder):
 
 
 def test_layers_that_cannot_draft(decoder):
+    config = SpeculativeConfig(method="layer_skip", num_layers=3)
     with pytest.raises(ConfigError, match="num_layers must be less than the model's 3, got 3"):
-        LayerSkip(decoder, None, 3)
+        skipped_layers(config, decoder, None)
 
 
 PARAMS = {
