@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .grid import fit, grid_over, grouped
+from .grid import fit, grouped, whole_range
 from .quantised import QuantisedLinear, output_error, round_to_grid
 from .settings import QuantizeSettings
 
@@ -54,7 +54,5 @@ def _rounding_error(weight: torch.Tensor, scales: torch.Tensor, settings: Quanti
     """What plain rounding of the scaled weight does to the unscaled one."""
     size = settings.group_of(weight.shape[1])
     scaled = grouped(weight * scales, size)
-    grid = grid_over(
-        scaled.amin(-1).clamp_(max=0.0), scaled.amax(-1).clamp_(min=0.0), settings.max_code, symmetric=False
-    )
+    grid = whole_range(scaled, settings.max_code, symmetric=False)
     return grid.rounded(scaled).flatten(1).div_(scales).sub_(weight)

@@ -43,7 +43,7 @@ def fit(
     ``importance`` weighs the errors: [groups, size] for each input, or [groups, size, size] as the inputs' second
     moments, which makes it the error of the group's output.
     """
-    low, high = weight.amin(-1).clamp_(max=0.0), weight.amax(-1).clamp_(min=0.0)
+    low, high = _ends(weight)
     best = grid_over(low, high, max_code, symmetric=symmetric)
     least = _errors(weight, best, importance)
     for shrink in _SHRINKS[1:]:
@@ -57,8 +57,18 @@ def fit(
     return best
 
 
+def whole_range(weight: torch.Tensor, max_code: int, *, symmetric: bool) -> Grid:
+    """The grid of weights [out, groups, size] that clips none of them."""
+    return grid_over(*_ends(weight), max_code, symmetric=symmetric)
+
+
+def _ends(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest of each group; zero is between them."""
+    return weight.amin(-1).clamp_(max=0.0), weight.amax(-1).clamp_(min=0.0)
+
+
 def grid_over(low: torch.Tensor, high: torch.Tensor, max_code: int, *, symmetric: bool) -> Grid:
-    """The grid whose ends are ``low`` <= 0 and ``high`` >= 0, both [out, groups]."""
+    """The grid with these ends, both [out, groups]."""
     width = 2.0 * torch.maximum(-low, high) if symmetric else high - low
     # Rounded as they will be stored, so that codes are chosen for what a reader computes.
     scales = (width / max_code).clamp_(min=_MIN_SCALE).half().float()

@@ -19,7 +19,7 @@ from ..parallel.shard import Shard
 from .awq import awq_round
 from .folding import Folding
 from .gptq import gptq
-from .grid import fit, grouped
+from .grid import grouped, whole_range
 from .quantised import QuantisedLinear, output_error, round_to_grid
 from .settings import QuantizeSettings
 from .stream import CalibrationStream
@@ -107,7 +107,9 @@ class Layerwise:
         result = self._nothing(index)
         for linear in linears:
             size = self._settings.group_of(linear.in_features)
-            grid = fit(grouped(linear.weight, size), self._settings.max_code, symmetric=self._settings.symmetric)
+            # Which weights may be clipped only the inputs could tell.
+            groups = grouped(linear.weight, size)
+            grid = whole_range(groups, self._settings.max_code, symmetric=self._settings.symmetric)
             _put(result, linear, round_to_grid(linear.weight, grid, size), None)
         return result
 

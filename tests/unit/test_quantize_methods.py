@@ -5,7 +5,7 @@ import torch
 
 from warmroot.actors.quantize.awq import InputMoments, awq_round, awq_scales, shared_size
 from warmroot.actors.quantize.gptq import gptq
-from warmroot.actors.quantize.grid import fit, grid_over, grouped
+from warmroot.actors.quantize.grid import fit, grouped, whole_range
 from warmroot.actors.quantize.quantised import output_error, round_to_grid
 from warmroot.actors.quantize.settings import QuantizeSettings
 from warmroot.cluster.errors import ConfigError
@@ -58,7 +58,7 @@ def test_the_search_is_never_worse_than_the_whole_range(importance):
     blocks = torch.stack([gram[i : i + 32, i : i + 32] for i in (0, 32, 64)])
     weights = {None: None, "inputs": gram.diagonal().view(3, 32), "moments": blocks}[importance]
     error = {}
-    plain = grid_over(weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0), 15, symmetric=False)
+    plain = whole_range(weight, 15, symmetric=False)
     for name, grid in (("plain", plain), ("searched", fit(weight, 15, symmetric=False, importance=weights))):
         difference = grid.rounded(weight) - weight
         by_input = torch.eye(32).expand(3, 32, 32)
