@@ -14,8 +14,8 @@ _MEMORY = 0.1
 _COMMON = 0.005
 """And of all requests together."""
 _RECOVERY = 0.02
+_TREE_MEMORY = 0.03
 _TREE_COMMON = 0.02
-_MOST_FACTOR = 2.0
 
 
 class Acceptance(Protocol):
@@ -108,8 +108,8 @@ class TreeAcceptance:
         expected = sum(self._rates[: len(draft)])
         for place in range(len(draft)):
             self._rates[place] = _moved(self._rates[place], float(place in nodes), _TREE_COMMON)
-        outcome = min(_MOST_FACTOR, len(nodes) / max(expected, 1e-3))
-        request.acceptance = _moved(self._factor(request), outcome, _MEMORY)
+        outcome = len(nodes) / max(expected, 0.1)
+        request.acceptance = _moved(self._factor(request), outcome, _TREE_MEMORY)
 
     def pass_over(self, request: Request) -> None:
         """See ``Acceptance``."""

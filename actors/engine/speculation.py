@@ -23,8 +23,9 @@ REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
 _MARGIN = 0.7
 """Of the probability that would pay: those of heads are not exact, and what is never tried is not learnt."""
-_MOST_PASSES = {"ngram": 0, "medusa": 1}
-"""Passes of drafting layers for a draft of any length. By default one for each token."""
+_WITHOUT_PASSES = ("ngram", "medusa")
+"""Methods whose drafts take no pass of drafting layers for each token. What Medusa's heads take, a hundredth of a step,
+is not told apart from what the rows take."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Speculator:
         self.config = config
         self.counts = DraftCounts()
         self._seconds = StepSeconds()
-        self._most_passes = _MOST_PASSES.get(config.method, config.num_speculative_tokens)
+        self._most_passes = 0 if config.method in _WITHOUT_PASSES else config.num_speculative_tokens
         self._acceptance: Acceptance = (
             TreeAcceptance(config.num_speculative_tokens) if config.method == "medusa" else ChainAcceptance()
         )

@@ -251,7 +251,7 @@ def seconds_for(speculation: SpeculativeConfig | None, streams: int, cost: tuple
         plan = h.executor.plans[-1]
         passes = max(s.num_drafts for s in plan.sequences)
         if speculation is not None and speculation.method == "medusa":
-            passes = min(passes, 1)
+            passes, per_pass = min(passes, 1), 0.01 * base
         h.clock.now += base + per_row * plan.num_tokens + per_pass * passes
         h.record(h.engine.end(h.executor.result()))
     return h.clock.now
