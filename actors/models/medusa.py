@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ...cluster.errors import ConfigError, ModelLoadError
-from ..kernels.linear import GROUP, NativeMethod, WeightFormat
-from ..layers.linear import Linear, LinearMethod
+from ..layers.linear import Linear
 from .decoder import Decoder
 from .draft_head import head_method
 
@@ -70,7 +69,7 @@ def load_heads(folder: Path, decoder: Decoder) -> MedusaHeads:
     outputs = [f"lm_heads.{index}" for index in range(num_heads)]
     if config.get("original_lm_head", False):
         outputs = ["lm_head"]
-    method = _method(decoder)
+    method = head_method(decoder, size)
     return MedusaHeads(
         method.prepare(
             torch.cat([taken(f"{name}.weight", size, size) for name in blocks]),
@@ -80,13 +79,6 @@ def load_heads(folder: Path, decoder: Decoder) -> MedusaHeads:
         num_heads,
         taken("token_map", width).long().to(decoder.device) if width < spec.vocab_size else None,
     )
-
-
-def _method(decoder: Decoder) -> LinearMethod:
-    """In 8 bits where that can be: several times as fast for a few rows, and guesses need not be exact."""
-    method = head_method(decoder)
-    suits = isinstance(method, NativeMethod) and decoder.spec.hidden_size % GROUP == 0
-    return NativeMethod(WeightFormat.Q8) if suits else method
 
 
 @dataclass(frozen=True, slots=True)

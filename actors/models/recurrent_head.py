@@ -69,7 +69,7 @@ def load_recurrent_head(folder: Path, decoder: Decoder) -> RecurrentHead:
             f" this one has hidden_size {size} and {vocab_size} tokens",
             param="speculative_config",
         )
-    method = head_method(decoder)
+    method = head_method(decoder, size, up.shape[0])
     return RecurrentHead(
         method.prepare(up, None),
         method.prepare(down, None),

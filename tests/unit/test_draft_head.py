@@ -39,7 +39,7 @@ def test_logits_of_the_tokens_that_it_has(folder):
     logits = draft.logits(hidden)
     assert logits.shape == (4, VOCAB)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits[:, KEPT], hidden @ weight.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits[:, KEPT], hidden @ weight.T, rtol=0.0, atol=0.2)  # 8 bits
     others = torch.ones(VOCAB, dtype=torch.bool)
     others[KEPT] = False
     assert (logits.softmax(1)[:, others] == 0).all()

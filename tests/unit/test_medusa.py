@@ -206,7 +206,7 @@ def test_a_tree_without_branches_is_a_chain():
 @pytest.fixture
 def exact(monkeypatch):
     """Heads as they are stored."""
-    monkeypatch.setattr(medusa_heads, "head_method", lambda decoder: DenseMethod(torch.float32, CPU))
+    monkeypatch.setattr(medusa_heads, "head_method", lambda decoder, *_: DenseMethod(torch.float32, CPU))
 
 
 def test_heads_over_some_tokens(model, decoder, exact, tmp_path):

@@ -133,7 +133,7 @@ def test_what_is_written_is_what_was_trained(model, tmp_path, size):
     assert decoder.spec.num_layers == 2 and decoder.spec.tie_embeddings is (size < VOCAB)
     hidden = torch.randn(3, 32)
     logits = decoder.logits(hidden)
-    torch.testing.assert_close(logits[:, words.token_map], net.lm_head(hidden), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(logits[:, words.token_map], net.lm_head(hidden), rtol=0.0, atol=0.2)  # 8 bits
     assert load_model(tmp_path, dtype="float32", device=CPU).logits(hidden).shape == (3, VOCAB), "usable alone"
 
 
