@@ -20,7 +20,7 @@ COMMANDS = {
     "train-draft": "train a small model that drafts for a model",
     "quantize": "write a checkpoint with quantised weights: rounding, GPTQ or AWQ",
     "calibrate": "measure a replica's step costs, for simulate",
-    "bench": "measure: engine, curves, overhead or routing",
+    "bench": "measure: engine, routing, KV, weights and more",
 }
 
 
