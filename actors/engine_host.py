@@ -78,7 +78,7 @@ class EngineHost:
             max_prefill_chunk=scheduler.max_prefill_chunk or self._chunk(),
             max_num_queued_reqs=scheduler.max_num_queued_reqs,
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
-            share_partial_blocks=not KV_FORMATS[self.model.kv_format].is_quantised,
+            share_partial_blocks=not KV_FORMATS[self.model.kv_format].quantises_blocks,
             eos_token_ids=self.model.spec.eos_token_ids,
             vocab_size=self.model.spec.vocab_size,
             speculation=self.config.speculation.speculative_config,

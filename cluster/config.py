@@ -51,7 +51,7 @@ RoutingPolicyName = Literal[
 ]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8", "int4", "int4-g64", "int4-g128", "gptq", "awq"]
-KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4", "k8v4"]
+KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "k8v4"]
 
 
 class Section(BaseModel):
@@ -101,8 +101,8 @@ class CacheConfig(Section):
     block_size: int = Field(16, ge=1, le=256)
     """Tokens per KV block."""
     kv_cache_dtype: KvDtypeName = "auto"
-    """Form of cached keys and values; k8v4: keys int8, values int4. auto: 16 bits, or fp32 for dtype float32 or
-    without kernels that read 16 bits."""
+    """Form of cached keys and values; fp8: e4m3; k8v4: keys int8, values int4. auto: 16 bits, or fp32 for dtype
+    float32 or without kernels that read 16 bits."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that a replica may use for weights and KV."""
     kv_cache_memory: Bytes | None = Field(None, gt=0)
@@ -114,9 +114,11 @@ class CacheConfig(Section):
 
     @field_validator("kv_cache_dtype", mode="before")
     @classmethod
-    def _has_no_fp8(cls, value: Any) -> Any:
-        if isinstance(value, str) and value.startswith("fp8"):
-            raise ValueError(f"{value} is not supported; int8 is as small, on every device, and k8v4 is smaller")
+    def _fp8_is_e4m3(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("fp8_"):
+            if value != "fp8_e4m3":
+                raise ValueError(f"{value} is not supported; fp8 is e4m3, and int8 is about as small")
+            return "fp8"
         return value
 
     def problem(self) -> tuple[str, str] | None:

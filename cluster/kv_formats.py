@@ -13,6 +13,8 @@ UNITS_BYTES = 8
 """The lowest minimum, and the units of scales and minima."""
 SCALE_BYTES = 3
 """A scale of two bytes and a zero point of one."""
+FLOAT_SCALE_BYTES = 2
+"""A scale without a zero point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Storage:
 
     bits: int
     scaled_per: Literal["channel", "token", "group"] | None = None
+    is_float: bool = False
+    """Scaled codes are floats (e4m3), which need no zero point."""
 
     def page_bytes(self, head_dim: int, block_size: int) -> int:
         """Bytes of ``block_size`` tokens of one head."""
@@ -33,7 +37,7 @@ class Storage:
         if self.scaled_per == "channel":
             return codes + head_dim * CHANNEL_BYTES + UNITS_BYTES
         groups = 1 if self.scaled_per == "token" else -(-head_dim // GROUP_SIZE)
-        return codes + block_size * groups * SCALE_BYTES
+        return codes + block_size * groups * (FLOAT_SCALE_BYTES if self.is_float else SCALE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,18 @@ class KvFormat:
         """Whether pages hold codes and scales instead of floats."""
         return self.key.scaled_per is not None
 
+    @property
+    def quantises_blocks(self) -> bool:
+        """Whether scales depend on all of a block's tokens, so that it is quantised anew until it is full."""
+        return self.key.scaled_per == "channel"
+
     def page_bytes(self, head_dim: int, block_size: int) -> int:
         """Keys and values of ``block_size`` tokens of one KV head."""
         return self.key.page_bytes(head_dim, block_size) + self.value.page_bytes(head_dim, block_size)
 
     def open_page_bytes(self, head_dim: int, block_size: int) -> int:
         """Keys of ``block_size`` tokens of one KV head in 16 bits, beside a quantised page that tokens still join."""
-        return 2 * head_dim * block_size if self.is_quantised else 0
+        return 2 * head_dim * block_size if self.quantises_blocks else 0
 
     def token_bytes(self, head_dim: int, block_size: int) -> float:
         """Keys and values of one token of one KV head; scales per block are spread over its tokens."""
@@ -71,6 +80,7 @@ KV_FORMATS: dict[str, KvFormat] = {
         KvFormat("fp32", Storage(32), Storage(32)),
         KvFormat("fp16", Storage(16), Storage(16)),
         KvFormat("bf16", Storage(16), Storage(16)),
+        KvFormat("fp8", Storage(8, "token", is_float=True), Storage(8, "token", is_float=True)),
         KvFormat("int8", Storage(8, "channel"), Storage(8, "token")),
         KvFormat("int4", Storage(4, "channel"), Storage(4, "group")),
         KvFormat("k8v4", Storage(8, "channel"), Storage(4, "group")),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ...cluster.errors import ConfigError
+from .float8 import Float8Attention, is_float8
 from .interface import AttentionMetadata, KvPages
 from .quantised import QuantisedAttention
 from .quantised_keys import QuantisedKeys
@@ -28,6 +29,7 @@ class FlashAttention:
                 f"flash attention needs the 'gpu' extra (pip install 'warmroot[gpu]'): {error}", param="attention"
             ) from error
         self._quantised = QuantisedAttention()
+        self._float8 = Float8Attention()
 
     def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See ``AttentionBackend.page_shapes``."""
@@ -43,6 +45,8 @@ class FlashAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """See ``AttentionBackend.append``."""
+        if is_float8(k_cache):
+            return self._float8.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         if isinstance(k_cache, QuantisedKeys):
             return self._quantised.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD
@@ -60,6 +64,8 @@ class FlashAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``. Quantised pages are read by plain torch."""
+        if is_float8(k_cache):
+            return self._float8.forward(q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap)
         if isinstance(k_cache, QuantisedKeys):
             return self._quantised.forward(
                 q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap

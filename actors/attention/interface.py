@@ -59,7 +59,7 @@ class TreeBackend(PagedBackend, Protocol):
         sources: torch.Tensor,
         destinations: torch.Tensor,
     ) -> None:
-        """Copy tokens from slots [N] int64 to slots [N], in all of the pages. These are not quantised."""
+        """Copy tokens from slots [N] int64 to slots [N], in all of the pages. No format of theirs quantises blocks."""
         ...
 
 

@@ -38,11 +38,11 @@ class PageCodec:
         least = k_PKDS.masked_fill(~here, torch.inf).amin(-1)  # [P, K, D]
         largest = k_PKDS.masked_fill(~here, -torch.inf).amax(-1)
         lowest = least.amin(-1, keepdim=True)
-        minimum_unit = _bfloat_above((least.amax(-1, keepdim=True) - lowest) / 255)
+        minimum_unit = bfloat_above((least.amax(-1, keepdim=True) - lowest) / 255)
         minima = ((least - lowest) / minimum_unit).nan_to_num(0.0).floor().clamp(0, 255)
         base = lowest + minimum_unit * minima
         scale = (largest - base) / most
-        scale_unit = _bfloat_above(scale.amax(-1, keepdim=True).clamp(min=0) / 255)
+        scale_unit = bfloat_above(scale.amax(-1, keepdim=True).clamp(min=0) / 255)
         scales = (scale / scale_unit).nan_to_num(0.0).ceil().clamp(0, 255)
         inverse = (1 / (scale_unit * scales)).masked_fill(scales == 0, 0.0)
         codes = ((k_PKDS - base[..., None]) * inverse[..., None]).round().clamp(0, most) * here
@@ -51,8 +51,8 @@ class PageCodec:
             scales.byte(),
             minima.byte(),
             lowest.contiguous().view(torch.uint8),
-            _bfloat_bytes(scale_unit),
-            _bfloat_bytes(minimum_unit),
+            bfloat_bytes(scale_unit),
+            bfloat_bytes(minimum_unit),
         )
         return torch.cat(parts, -1)
 
@@ -60,8 +60,8 @@ class PageCodec:
         """[..., page bytes] -> [..., D, S] float32."""
         size = self.head_dim
         codes, scales, minima, lowest, units = pages.split((pages.shape[-1] - 2 * size - 8, size, size, 4, 4), -1)
-        scale_unit, minimum_unit = _copied(units).view(torch.bfloat16).float().split(1, -1)
-        base = _copied(lowest).view(torch.float32) + minimum_unit * minima
+        scale_unit, minimum_unit = copied(units).view(torch.bfloat16).float().split(1, -1)
+        base = copied(lowest).view(torch.float32) + minimum_unit * minima
         values = _unpack(codes.unflatten(-1, (-1, self.block_size)), self.format.key.bits, -2, size)
         return values * (scale_unit * scales)[..., None] + base[..., None]
 
@@ -74,20 +74,20 @@ class PageCodec:
         groups = v_TKD.split(self._group_size, -1)
         least = torch.stack([group.amin(-1) for group in groups], -1).clamp(max=0)  # [T, K, groups]
         largest = torch.stack([group.amax(-1) for group in groups], -1).clamp(min=0)
-        scales = _bfloat_above((largest - least) / most)
+        scales = bfloat_above((largest - least) / most)
         inverse = (1 / scales).masked_fill(scales == 0, 0.0)
         zeros = (-least * inverse * zero_parts).round().clamp(0, 255)
         codes = (v_TKD - self._spread(-scales * (zeros / zero_parts))) * self._spread(inverse)
         code_pages, scale_pages, zero_pages = self._value_parts(pages)
         code_pages[blocks, :, offsets] = _pack(codes.round().clamp(0, most).byte(), bits, -1)
-        scale_pages[blocks, :, offsets] = _bfloat_bytes(scales)
+        scale_pages[blocks, :, offsets] = bfloat_bytes(scales)
         zero_pages[blocks, :, offsets] = zeros.byte()
 
     def decode_values(self, pages: torch.Tensor) -> torch.Tensor:
         """[..., page bytes] -> [..., S, D] float32."""
         bits = self.format.value.bits
         codes, scale_bytes, zeros = self._value_parts(pages)
-        scales = _copied(scale_bytes).view(torch.bfloat16).float()
+        scales = copied(scale_bytes).view(torch.bfloat16).float()
         base = -scales * (zeros / (_ZERO_PARTS if bits == 4 else 1))
         return _unpack(codes, bits, -1, self.head_dim) * self._spread(scales) + self._spread(base)
 
@@ -124,15 +124,16 @@ def _unpack(packed: torch.Tensor, bits: int, dim: int, size: int) -> torch.Tenso
     return codes.float()
 
 
-def _bfloat_above(x: torch.Tensor) -> torch.Tensor:
+def bfloat_above(x: torch.Tensor) -> torch.Tensor:
     """The smallest bfloat16 that is not below ``x`` >= 0, as float32."""
     return ((x.contiguous().view(torch.int32) + 0xFFFF) >> 16 << 16).view(torch.float32)
 
 
-def _bfloat_bytes(x: torch.Tensor) -> torch.Tensor:
+def bfloat_bytes(x: torch.Tensor) -> torch.Tensor:
+    """[..., n] that are bfloat16 already -> [..., 2 * n]."""
     return x.bfloat16().contiguous().view(torch.uint8)
 
 
-def _copied(pages: torch.Tensor) -> torch.Tensor:
+def copied(pages: torch.Tensor) -> torch.Tensor:
     """Aligned, so that bytes can be viewed as something else."""
     return pages.clone(memory_format=torch.contiguous_format)

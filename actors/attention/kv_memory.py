@@ -13,6 +13,7 @@ import torch
 from ...cluster.ids import BlockId
 from ...cluster.kv_formats import KvFormat
 from ...cluster.kv_layout import KvLayout
+from .float8 import page_shape
 from .interface import AttentionMetadata, KvPages, PagedBackend
 from .kv_codec import PageCodec
 from .open_keys import OpenKeys
@@ -33,7 +34,7 @@ class KvMemory:
     keys: tuple[KvPages, ...]
     values: tuple[torch.Tensor, ...]
     open: OpenKeys | None = None
-    """Of quantised formats."""
+    """Of formats that quantise blocks as a whole."""
 
     @classmethod
     def allocate(
@@ -47,13 +48,18 @@ class KvMemory:
         backend: PagedBackend,
     ) -> "KvMemory":
         """Zeroed pages; page 0 is the null page and stays zero."""
-        if isinstance(dtype, KvFormat):
+        if isinstance(dtype, KvFormat) and dtype.quantises_blocks:
             codec = PageCodec(dtype, head_dim, layout.block_size)
             return cls._quantised(layout, num_blocks, num_kv_heads, codec, device)
-        key_page, value_page = backend.page_shapes(layout.block_size, num_kv_heads, head_dim)
+        if isinstance(dtype, KvFormat):
+            key_page = value_page = page_shape(layout.block_size, num_kv_heads, head_dim)
+            kept_as = torch.uint8
+        else:
+            key_page, value_page = backend.page_shapes(layout.block_size, num_kv_heads, head_dim)
+            kept_as = dtype
 
         def pages(page: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-            return tuple(_zeros((num_blocks, *page), dtype, device) for _ in range(layout.slots))
+            return tuple(_zeros((num_blocks, *page), kept_as, device) for _ in range(layout.slots))
 
         return cls(layout, pages(key_page), pages(value_page))
 

@@ -8,8 +8,10 @@ import torch
 from ...cluster.errors import ConfigError
 from ..kernels.attention import AttentionPlan, PagedAttention, cache_structs
 from ..kernels.library import NativeLibrary, native
+from .float8 import Float8Attention, is_float8
 from .interface import AttentionMetadata, KvPages
 from .kv_memory import KvMemory
+from .torch_backend import move_tokens
 
 
 class _Planned(NamedTuple):
@@ -20,6 +22,7 @@ class _Planned(NamedTuple):
 
 class NativeAttention:
     """For float32 queries on the CPU; pages are float32, float16, bfloat16 or quantised.
+    Eight-bit floats are read by plain torch.
 
     A step's work is planned once per (metadata, window) and the plan kept for the step's other layers, so metadata
     must not change in place.
@@ -33,6 +36,7 @@ class NativeAttention:
         if library is None:
             raise ConfigError("native attention: the kernels were not built or are switched off", param="attention")
         self._functions = PagedAttention(library)
+        self._float8 = Float8Attention()
         self._plans: deque[_Planned] = deque(maxlen=16)
         """The last plans: at least one per KV group."""
 
@@ -49,6 +53,8 @@ class NativeAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """See ``AttentionBackend.append``."""
+        if is_float8(k_cache):
+            return self._float8.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         self._functions.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
 
     def forward(
@@ -63,6 +69,8 @@ class NativeAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
+        if is_float8(k_cache):
+            return self._float8.forward(q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap)
         plan = self._plan(metadata, window, k_cache, q_THD.shape[1])
         return self._functions.attend(q_THD, k_cache, v_cache, plan.handle, scale, softcap or 0.0)
 
@@ -74,6 +82,8 @@ class NativeAttention:
         destinations: torch.Tensor,
     ) -> None:
         """See ``TreeBackend``."""
+        if is_float8(keys[0]):
+            return move_tokens((*keys, *values), sources, destinations)
         self._functions.move(cache_structs(keys, values), sources, destinations)
 
     def plan_for(self, metadata: AttentionMetadata, window: int | None, kv: KvMemory, num_heads: int) -> AttentionPlan:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .buckets import Bucket, BucketPlans, PageGather
+from .float8 import Float8Attention, is_float8
 from .interface import AttentionMetadata, KvPages
 from .quantised import QuantisedAttention
 from .quantised_keys import QuantisedKeys
@@ -25,6 +26,7 @@ class TorchAttention:
     _gather_keys: PageGather = field(default_factory=PageGather)
     _gather_values: PageGather = field(default_factory=PageGather)
     _quantised: QuantisedAttention = field(default_factory=QuantisedAttention)
+    _float8: Float8Attention = field(default_factory=Float8Attention)
 
     def page_shapes(self, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See ``AttentionBackend.page_shapes``."""
@@ -40,6 +42,8 @@ class TorchAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """See ``AttentionBackend.append``."""
+        if is_float8(k_cache):
+            return self._float8.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         if isinstance(k_cache, QuantisedKeys):
             return self._quantised.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD.to(k_cache.dtype)
@@ -57,6 +61,8 @@ class TorchAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
+        if is_float8(k_cache):
+            return self._float8.forward(q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap)
         if isinstance(k_cache, QuantisedKeys):
             return self._quantised.forward(
                 q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...cluster.model_spec import ModelSpec, RopeSpec
+from ..attention.float8 import is_float8
 from ..attention.interface import AttentionMetadata
 from ..attention.kv_memory import KvMemory
 from ..attention.native_backend import NativeAttention
@@ -89,9 +90,9 @@ class FusedStep:
         has_one_size = len({rope.rotary_dim for rope in rotary}) == 1
         return cls(spec, layers, rotary, group) if is_native and can_sum and has_one_size else None
 
-    def suits(self, rows: int) -> bool:
-        """Whether it is the fastest way for a batch of so many tokens."""
-        return self._choice.is_own(rows)
+    def suits(self, rows: int, kv: KvMemory) -> bool:
+        """Whether the kernels read these pages, and it is the fastest way for a batch of so many tokens."""
+        return self._choice.is_own(rows) and not is_float8(kv.keys[0])
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, kv: KvMemory, metadata: tuple[AttentionMetadata, ...]

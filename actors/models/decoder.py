@@ -145,7 +145,7 @@ class Decoder:
     ) -> torch.Tensor:
         """All layers; x is overwritten."""
         kv.prepare(metadata)
-        if self._fused is not None and self._fused.suits(x.shape[0]):
+        if self._fused is not None and self._fused.suits(x.shape[0], kv):
             return self._fused(x, positions, kv, metadata)
         angles = {rope: rotary.angles(positions, self.dtype) for rope, rotary in self.rotary.items()}
         for index, layer in enumerate(self.layers):

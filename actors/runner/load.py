@@ -20,6 +20,8 @@ from .memory import PageSizes, available_bytes, kv_blocks_for, open_page_bytes, 
 from .runner import ModelRunner
 
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FLOAT8_CAPABILITY = (8, 9)
+"""Of GPUs that convert eight-bit floats: Ada, Hopper and later ones."""
 _CACHE_FACTOR = 2
 """By default, pages for twice what running sequences can hold: the rest is cache."""
 
@@ -116,7 +118,19 @@ def _kv_dtype(name: str, decoder: Decoder) -> KvType:
             f"kv_cache_dtype: {name} needs keys and values; this model caches latents, which fp16 keeps small",
             param="kv_cache_dtype",
         )
+    if name == "fp8" and decoder.device.type == "cuda":
+        _check_capability(torch.cuda.get_device_capability(decoder.device))
     return KV_FORMATS[name]
+
+
+def _check_capability(capability: tuple[int, int]) -> None:
+    if capability < _FLOAT8_CAPABILITY:
+        needed, found = (".".join(map(str, pair)) for pair in (_FLOAT8_CAPABILITY, capability))
+        raise ConfigError(
+            f"kv_cache_dtype: fp8 needs a GPU of compute capability {needed} or more, this one has {found};"
+            " int8 is about as small",
+            param="kv_cache_dtype",
+        )
 
 
 def _num_blocks(

@@ -84,7 +84,7 @@ class ModelRunner:
         eager = EagerDecodes(self._logits, self._decode_batch)
         # What reads lengths or counts on the host (torch's attention, quantised KV, experts), or hops, no recording can
         # repeat.
-        can_record = isinstance(decoder.backend, FlashAttention) and self._kv.open is None
+        can_record = isinstance(decoder.backend, FlashAttention) and isinstance(self.kv_dtype, torch.dtype)
         reads_hidden = isinstance(self._drafter, HiddenReader)
         records = can_record and forward is None and spec.moe is None and not reads_hidden
         self._decodes = self._graphs(eager, max_num_seqs) if records else eager

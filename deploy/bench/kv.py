@@ -21,8 +21,8 @@ from .quality import QualitySizes, text_facts, windows
 from .report import Report
 
 REFERENCE = "fp16"
-FORMATS = ("int8", "k8v4", "int4")
-_BYTES = {"int8": 0.55, "k8v4": 0.42, "int4": 0.32}
+FORMATS = ("fp8", "int8", "k8v4", "int4")
+_BYTES = {"fp8": 0.55, "int8": 0.55, "k8v4": 0.42, "int4": 0.32}
 _PERPLEXITY = {"int8": 1.005, "k8v4": 1.02, "int4": 1.06}
 _SLOWEST = {"int8": 0.9}
 """Decode tokens/s at the longest context, of those with 16-bit KV."""
@@ -89,8 +89,8 @@ def _bytes(decoder: Decoder, report: Report) -> None:
         for name, size in pages.items()
     ]
     report.table("Bytes, scales included", ("", "per token", f"of {REFERENCE}", "blocks in 1 GiB"), rows)
-    for name in FORMATS:
-        report.bar(f"bytes, {name} / {REFERENCE}", shares[name], _BYTES[name], at_least=False)
+    for name, most in _BYTES.items():
+        report.bar(f"bytes, {name} / {REFERENCE}", shares[name], most, at_least=False)
 
 
 def _speed(decoder: Decoder, options: Namespace, report: Report) -> None:
@@ -159,6 +159,6 @@ def _quality(decoder: Decoder, tokenizer: Tokenizer, options: Namespace, report:
         for name, total in totals.items()
     ]
     report.table(f"Quality, {totals[REFERENCE].tokens} tokens", ("", "perplexity", "", "mean KL", "same argmax"), rows)
-    for name in FORMATS:
+    for name, most in _PERPLEXITY.items():
         ratio = perplexity[name] / perplexity[REFERENCE]
-        report.bar(f"perplexity, {name} / {REFERENCE}", ratio, _PERPLEXITY[name], at_least=False)
+        report.bar(f"perplexity, {name} / {REFERENCE}", ratio, most, at_least=False)

@@ -90,8 +90,8 @@ def _parser() -> Parser:
         "--kv-cache-dtype",
         choices=("auto", *KV_FORMATS),
         default="auto",
-        help="format of cached keys and values; k8v4: keys int8, values int4 (default: auto, 16 bits unless dtype is"
-        " float32; CPUs without native kernels cache in fp32)",
+        help="format of cached keys and values; fp8: e4m3; k8v4: keys int8, values int4 (default: auto, 16 bits"
+        " unless dtype is float32; CPUs without native kernels cache in fp32)",
     )
     parser.add_argument(
         "--device",

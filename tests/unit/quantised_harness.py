@@ -115,6 +115,10 @@ class Paged:
         values = codec.decode_values(self.kv.values[0][table]).transpose(1, 2).flatten(0, 1)
         return keys[:length], values[:length]
 
+    def in_own_block(self, k):
+        """What a query reads keys of its own block as."""
+        return k.half().float()
+
     def naive(self, index, q, k):
         """A sequence's outputs [T, heads, D] from its first token on, over what its pages have now."""
         group, rows = self.heads[0] // self.heads[1], []
@@ -124,7 +128,7 @@ class Paged:
             first = 0 if self.window is None else max(0, p - self.window + 1)
             for head in range(self.heads[0]):
                 kv_head = head // group
-                seen = torch.cat((keys[:own, kv_head], k[own : p + 1, kv_head].half().float()))[first:]
+                seen = torch.cat((keys[:own, kv_head], self.in_own_block(k[own : p + 1, kv_head])))[first:]
                 scores = seen @ q[p, head] * self.scale
                 if self.softcap is not None:
                     scores = self.softcap * torch.tanh(scores / self.softcap)

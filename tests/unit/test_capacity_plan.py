@@ -129,6 +129,7 @@ def test_bytes_per_head_and_token_in_every_format():
         "fp32": 1024,
         "fp16": 512,
         "bf16": 512,
+        "fp8": 2 * (128 + 2),
         "int8": 128 + (128 * 2 + 8) / 16 + 128 + 3,
         "int4": 64 + (128 * 2 + 8) / 16 + 64 + 3,
         "k8v4": 128 + (128 * 2 + 8) / 16 + 64 + 3,
@@ -143,14 +144,14 @@ def test_int4_groups_hold_at_most_128_elements():
 def test_quantised_formats_keep_their_bars():
     """Of 16 bits, scales and all, at the smallest heads in use."""
     share = {name: fmt.token_bytes(64, 16) / KV_FORMATS["fp16"].token_bytes(64, 16) for name, fmt in KV_FORMATS.items()}
-    assert share["int8"] <= 0.55 and share["k8v4"] <= 0.42 and share["int4"] <= 0.32
+    assert share["fp8"] <= share["int8"] <= 0.55 and share["k8v4"] <= 0.42 and share["int4"] <= 0.32
 
 
 def test_auto_follows_the_weights():
     assert kv_format("auto", "bfloat16").name == "bf16"
     assert kv_format("int8", "bfloat16").name == "int8"
-    with pytest.raises(ConfigError, match="'fp8' is not one of auto, fp32"):
-        kv_format("fp8", "float16")
+    with pytest.raises(ConfigError, match="'fp4' is not one of auto, fp32"):
+        kv_format("fp4", "float16")
 
 
 def test_blocks_and_sequences_of_a_budget():

@@ -59,13 +59,13 @@ def test_secrets_are_not_shown():
         ({"zzz": 4}, "zzz: unknown key"),
         (
             {"kv_cache_dtype": "int3"},
-            "kv_cache_dtype: 'int3' is not one of auto, fp32, fp16, bf16, int8, int4, k8v4; did you mean int8?",
+            "kv_cache_dtype: 'int3' is not one of auto, fp32, fp16, bf16, fp8, int8, int4, k8v4; did you mean int8?",
         ),
         (
             {"routing_policy": "warm-prefix"},
             "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded,"
-            " session_affinity, sglang, ray, ray10, dynamo, dynamo10, dynamo_wspt, llmd_precise, llmd_base, llmd_active,"
-            " aibrix, preble, gorgo, consistent_hash;"
+            " session_affinity, sglang, ray, ray10, dynamo, dynamo10, dynamo_wspt, llmd_precise, llmd_base,"
+            " llmd_active, aibrix, preble, gorgo, consistent_hash;"
             " did you mean warm_prefix?",
         ),
         ({"max_num_seqs": "many"}, "max_num_seqs: should be a valid integer, not 'many'"),
@@ -125,7 +125,10 @@ def test_speculation_is_a_mapping_or_a_text_with_one(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "ngrams"}, "method: 'ngrams' is not one of ngram, draft_model, layer_skip, medusa; did you mean ngram?"),
+        (
+            {"method": "ngrams"},
+            "method: 'ngrams' is not one of ngram, draft_model, layer_skip, medusa; did you mean ngram?",
+        ),
         ({"method": "ngram", "num_speculative_token": 3}, None),
         ({"num_speculative_tokens": 3}, "method: missing"),
         ({"method": "draft_model"}, "draft_model needs a model"),

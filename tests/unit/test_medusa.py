@@ -137,6 +137,17 @@ def test_quantised_pages_take_chains(decoder, heads, name):
     assert len(accepted(engine)) == 4 >= engine.speculator.counts.draft_tokens / engine.speculator.counts.drafts
 
 
+def test_fp8_pages_take_trees(decoder, heads):
+    """Also behind cached prefixes that end within a block, and when there are too few pages for all."""
+    options = {"kv_dtype": KV_FORMATS["fp8"]}
+    plain = tokens(run(make_engine(decoder, None, **options), GREEDY))
+    for more in ({}, {"num_blocks": 60}):
+        engine = make_engine(decoder, medusa(heads), **options, **more)
+        assert tokens(run(engine, GREEDY)) == plain
+        assert tokens(run(engine, GREEDY)) == plain, "with cached prefixes"
+        assert engine.speculator.counts.draft_tokens / engine.speculator.counts.drafts > 4
+
+
 def test_windows(tmp_path):
     """Trees over layers of which some see only a few tokens."""
     config = {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}

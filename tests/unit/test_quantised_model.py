@@ -15,6 +15,7 @@ from warmroot.actors.runner.memory import open_page_bytes, page_bytes
 from warmroot.cluster.config import WarmrootConfig
 from warmroot.cluster.errors import ConfigError
 from warmroot.cluster.ids import Epoch, ReplicaId
+from warmroot.cluster.kv_formats import KV_FORMATS
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.model_spec import MlaSpec
 from warmroot.deploy.bench.kv import main
@@ -24,7 +25,7 @@ PROMPT = "The capital of France is"
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("fmt", ["int8", "int4", "k8v4"])
+@pytest.mark.parametrize("fmt", ["fp8", "int8", "int4", "k8v4"])
 def test_answers_with_every_format(fmt):
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     llm = LLM("smollm2", kv_cache_dtype=fmt, num_kv_blocks=20, max_model_len=256)
@@ -62,18 +63,41 @@ def test_the_bench_runs(capsys):
     assert '"bench":"kv"' in capsys.readouterr().out
 
 
-def test_fp8_is_refused_by_name():
-    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8_e4m3 is not supported; int8 is as small"):
-        WarmrootConfig.of("smollm2", kv_cache_dtype="fp8_e4m3")
+@pytest.mark.model
+def test_memory_of_fp8():
+    """No page is open beside the others."""
+    runner = load_runner(resolve_model("smollm2"), kv=KvMemoryConfig(kv_cache_dtype="fp8", kv_cache_memory=2**22))
+    size = page_bytes(runner.decoder.spec, runner.layout, runner.kv_dtype)
+    assert size == 30 * 3 * 16 * 2 * (64 + 2)
+    assert runner.num_blocks == 2**22 // size
+    assert runner.num_blocks * size == sum(pages.nbytes for pages in (*runner._kv.keys, *runner._kv.values))
+
+
+def test_fp8_is_e4m3():
+    assert WarmrootConfig.of("smollm2", kv_cache_dtype="fp8_e4m3").cache.kv_cache_dtype == "fp8"
+    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8_e5m2 is not supported; fp8 is e4m3"):
+        WarmrootConfig.of("smollm2", kv_cache_dtype="fp8_e5m2")
+
+
+def test_fp8_needs_gpus_that_have_it(monkeypatch):
+    device = torch.device("cuda")
+    spec = SimpleNamespace(mla=None, max_position=64, cache_heads=2, cache_dim=8)
+    decoder = cast(Decoder, SimpleNamespace(spec=spec, device=device))
+    kv, layout = KvMemoryConfig(kv_cache_dtype="fp8", num_kv_blocks=9), KvLayout.of((None,), 16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: fp8 needs a GPU of compute capability 8\.9 or more"):
+        kv_memory_for(decoder, layout, kv, None, 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert kv_memory_for(decoder, layout, kv, None, 1) == (KV_FORMATS["fp8"], 9)
 
 
 @pytest.mark.model
 def test_routers_are_told_of_a_namespace_for_each_format():
     infos = []
-    for fmt in ("fp16", "int8", "k8v4"):
+    for fmt in ("fp16", "fp8", "int8", "k8v4"):
         config = WarmrootConfig.of("smollm2", kv_cache_dtype=fmt, num_kv_blocks=20, max_model_len=128)
         host = EngineHost.load(config, lambda *_: None)
         infos.append(host.describe(ReplicaId("a"), Epoch(1), "", node="", pid=0))
         host.model.executor.shutdown()
-    assert [info.kv_format for info in infos] == ["fp16", "int8", "k8v4"]
-    assert len({info.kv_namespace for info in infos}) == 3
+    assert [info.kv_format for info in infos] == ["fp16", "fp8", "int8", "k8v4"]
+    assert len({info.kv_namespace for info in infos}) == 4
