@@ -1,4 +1,4 @@
-"""KV in eight-bit floats (e4m3), in plain torch on every device.
+"""KV in eight-bit floats (e4m3) in plain torch: what is stored, and attention over it.
 
 A token's keys, or values, of one head are an entry of their own: codes and a scale. So tokens do not depend on each
 other, and pages are shared, copied and written over as those of plain floats are (``docs/kv_formats.md``).
@@ -21,7 +21,7 @@ _LEAST_SCALE = 2.0**-100
 """Far from where dividing by it overflows; an entry of zeros needs one, too."""
 _HALVES_SHRINK = 2.0**8
 """By the difference of the exponents' biases, 15 and 7."""
-_MOST_ELEMENTS = 1 << 24
+MOST_ELEMENTS = 1 << 24
 """Of keys, of values and of scores that are floats at a time."""
 
 
@@ -57,23 +57,17 @@ def _shrunk_halves(codes: torch.Tensor) -> torch.Tensor:
     return wide.bitwise_left_shift_(7).bitwise_and_(~(1 << 14)).view(torch.float16)
 
 
+def store(x_TKD: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Keys, or values, of T tokens at their slots, in place."""
+    cache.view(-1, *cache.shape[2:])[slot_mapping] = encode(x_TKD)
+
+
 @dataclass(slots=True)
 class Float8Attention:
-    """Part of every backend; metadata must not change in place."""
+    """Part of the torch and flash backends; metadata must not change in place."""
 
+    most_elements: int = MOST_ELEMENTS
     _plans: BucketPlans = field(default_factory=BucketPlans)
-
-    def append(
-        self,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        """See ``AttentionBackend.append``."""
-        k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = encode(k_TKD)
-        v_cache.view(-1, *v_cache.shape[2:])[slot_mapping] = encode(v_TKD)
 
     def forward(
         self,
@@ -90,7 +84,8 @@ class Float8Attention:
         out_THD = torch.empty_like(q_THD)
         for bucket in self._plans.buckets(metadata, k_cache.shape[1], window, torch.float32):
             rows = slice(None) if bucket.rows is None else bucket.rows
-            out_THD[rows] = _attend(q_THD[rows], k_cache, v_cache, bucket, scale, softcap)
+            tiles = _tiles(bucket, q_THD[rows], k_cache, self.most_elements)
+            out_THD[rows] = _attend(q_THD[rows], k_cache, v_cache, bucket.size, tiles, scale, softcap)
         return out_THD
 
 
@@ -98,7 +93,8 @@ def _attend(
     q_THD: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    bucket: Bucket,
+    size: int,
+    tiles: "Iterator[_Tile]",
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
@@ -107,12 +103,12 @@ def _attend(
     Tile by tile, with a running softmax (Milakov and Gimelshein, arXiv 1805.02867).
     """
     num_kv_heads = k_cache.shape[2]
-    q_BQKGD = q_THD.unflatten(0, (bucket.size, -1)).unflatten(2, (num_kv_heads, -1))
+    q_BQKGD = q_THD.unflatten(0, (size, -1)).unflatten(2, (num_kv_heads, -1))
     q_BKGQD = q_BQKGD.permute(0, 2, 3, 1, 4)
     q_BKRD = q_BKGQD.flatten(2, 3)
     largest = q_BKRD.new_full((*q_BKRD.shape[:3], 1), torch.finfo(torch.float32).min, dtype=torch.float32)
     total, mixed = torch.zeros_like(largest), torch.zeros_like(q_BKRD, dtype=torch.float32)
-    for tile in _tiles(bucket, q_THD, k_cache.shape[1], num_kv_heads):
+    for tile in tiles:
         k_BSKD, v_BSKD = (decode(_gather(cache, tile), q_THD.dtype) for cache in (k_cache, v_cache))
         scores = (q_BKRD @ k_BSKD.permute(0, 2, 3, 1)).float() * scale
         if softcap is not None:
@@ -144,11 +140,12 @@ def _gather(cache: torch.Tensor, tile: _Tile) -> torch.Tensor:
     return pages.view(len(tile.blocks), -1, *cache.shape[2:])[:, : tile.num_keys]
 
 
-def _tiles(bucket: Bucket, q_THD: torch.Tensor, block_size: int, num_kv_heads: int) -> Iterator[_Tile]:
-    """Of so many blocks that neither floats nor scores are more than ``_MOST_ELEMENTS``."""
+def _tiles(bucket: Bucket, q_THD: torch.Tensor, k_cache: torch.Tensor, most_elements: int) -> Iterator[_Tile]:
+    """Of so many blocks that neither keys, values nor scores have more elements."""
+    block_size, num_kv_heads = k_cache.shape[1:3]
     num_heads, head_dim = q_THD.shape[1:]
     key_elements = bucket.size * max(num_kv_heads * head_dim, num_heads * bucket.num_queries)
-    count = max(1, _MOST_ELEMENTS // (key_elements * block_size))
+    count = max(1, most_elements // (key_elements * block_size))
     if bucket.shared is not None:  # no query fails to see these
         for blocks in bucket.shared.split(count):
             yield _Tile(blocks.expand(bucket.size, -1), len(blocks) * block_size, None)

@@ -8,9 +8,10 @@ import torch
 from ...cluster.errors import ConfigError
 from ..kernels.attention import AttentionPlan, PagedAttention, cache_structs
 from ..kernels.library import NativeLibrary, native
-from .float8 import Float8Attention, is_float8
+from .float8 import is_float8, store
 from .interface import AttentionMetadata, KvPages
 from .kv_memory import KvMemory
+from .native_float8 import Parts
 from .torch_backend import move_tokens
 
 
@@ -22,7 +23,7 @@ class _Planned(NamedTuple):
 
 class NativeAttention:
     """For float32 queries on the CPU; pages are float32, float16, bfloat16 or quantised.
-    Eight-bit floats are read by plain torch.
+    Those of eight-bit floats are decoded for each call.
 
     A step's work is planned once per (metadata, window) and the plan kept for the step's other layers, so metadata
     must not change in place.
@@ -36,7 +37,7 @@ class NativeAttention:
         if library is None:
             raise ConfigError("native attention: the kernels were not built or are switched off", param="attention")
         self._functions = PagedAttention(library)
-        self._float8 = Float8Attention()
+        self._float8 = Parts()
         self._plans: deque[_Planned] = deque(maxlen=16)
         """The last plans: at least one per KV group."""
 
@@ -54,7 +55,8 @@ class NativeAttention:
     ) -> None:
         """See ``AttentionBackend.append``."""
         if is_float8(k_cache):
-            return self._float8.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
+            store(k_TKD, k_cache, slot_mapping)
+            return store(v_TKD, v_cache, slot_mapping)
         self._functions.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
 
     def forward(
@@ -70,7 +72,13 @@ class NativeAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
         if is_float8(k_cache):
-            return self._float8.forward(q_THD, k_cache, v_cache, metadata, scale=scale, window=window, softcap=softcap)
+            out_THD = torch.empty_like(q_THD)
+            for part in self._float8.of(metadata, window, k_cache):
+                keys, values = part.pages(k_cache, v_cache)
+                out_THD[part.rows] = self.forward(
+                    q_THD[part.rows], keys, values, part.metadata, scale=scale, window=window, softcap=softcap
+                )
+            return out_THD
         plan = self._plan(metadata, window, k_cache, q_THD.shape[1])
         return self._functions.attend(q_THD, k_cache, v_cache, plan.handle, scale, softcap or 0.0)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .buckets import Bucket, BucketPlans, PageGather
-from .float8 import Float8Attention, is_float8
+from .float8 import Float8Attention, is_float8, store
 from .interface import AttentionMetadata, KvPages
 from .quantised import QuantisedAttention
 from .quantised_keys import QuantisedKeys
@@ -43,7 +43,8 @@ class TorchAttention:
     ) -> None:
         """See ``AttentionBackend.append``."""
         if is_float8(k_cache):
-            return self._float8.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
+            store(k_TKD, k_cache, slot_mapping)
+            return store(v_TKD, v_cache, slot_mapping)
         if isinstance(k_cache, QuantisedKeys):
             return self._quantised.append(k_TKD, v_TKD, k_cache, v_cache, slot_mapping)
         k_cache.view(-1, *k_cache.shape[2:])[slot_mapping] = k_TKD.to(k_cache.dtype)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from quantised_harness import Paged, tokens
 
-from warmroot.actors.attention import float8
 from warmroot.actors.attention.float8 import decode, encode
 from warmroot.actors.attention.interface import AttentionMetadata
 from warmroot.actors.attention.native_backend import NativeAttention
@@ -84,8 +83,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("elements", [1 << 24, 2000])
-def test_attention_equals_naive_in_any_steps(backend, options, elements, monkeypatch):
-    monkeypatch.setattr(float8, "_MOST_ELEMENTS", elements)  # one tile, or many
+def test_attention_equals_naive_in_any_steps(backend, options, elements):
+    backend._float8.most_elements = elements  # one tile, or many
     paged = Float8Paged(backend, "fp8", **options)
     data = {index: tokens(length, paged.heads, paged.head_dim, index) for index, length in enumerate((75, 130, 18))}
     outputs = {index: [] for index in data}
@@ -100,9 +99,9 @@ def test_attention_equals_naive_in_any_steps(backend, options, elements, monkeyp
         torch.testing.assert_close(torch.cat(parts), paged.naive(index, *data[index][:2]), atol=2e-4, rtol=2e-4)
 
 
-def test_sequences_with_a_common_prefix(backend, monkeypatch):
+def test_sequences_with_a_common_prefix(backend):
     """Whole blocks that two decodes share, in tiles of their own."""
-    monkeypatch.setattr(float8, "_MOST_ELEMENTS", 4000)
+    backend._float8.most_elements = 4000
     paged = Float8Paged(backend, "fp8", block_size=4)
     q, k, v = tokens(82, paged.heads, paged.head_dim)
     paged.step({0: (q[:80], k[:80], v[:80])})
@@ -111,6 +110,19 @@ def test_sequences_with_a_common_prefix(backend, monkeypatch):
     for index, last in ((0, 80), (1, 81)):
         order = [*range(80), last]
         torch.testing.assert_close(out[index][0], paged.naive(index, q[order], k[order])[80], atol=2e-4, rtol=2e-4)
+
+
+def test_rows_have_the_same_bits_in_any_batch_and_steps(backend):
+    if isinstance(backend, TorchAttention):
+        pytest.skip("torch sums in an order of its own")
+    backend._float8.most_elements = 40_000
+    alone, together = Float8Paged(backend, "fp8", heads=(9, 3)), Float8Paged(backend, "fp8", heads=(9, 3))
+    data = [tokens(304, (9, 3), 32, seed) for seed in range(3)]
+    alone.step({0: tuple(part[:300] for part in data[0])})
+    together.step({index: tuple(part[:300] for part in parts) for index, parts in enumerate(data)})
+    outputs = [alone.step({0: tuple(part[t : t + 1] for part in data[0])})[0] for t in range(300, 304)]
+    verified = together.step({index: tuple(part[300:] for part in parts) for index, parts in enumerate(data)})
+    assert torch.equal(torch.cat(outputs), verified[0])
 
 
 def test_bytes_do_not_depend_on_steps(backend):

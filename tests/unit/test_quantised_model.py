@@ -34,6 +34,17 @@ def test_answers_with_every_format(fmt):
 
 
 @pytest.mark.model
+def test_drafts_change_nothing_in_fp8():
+    greedy, kv = SamplingParams(temperature=0.0, max_tokens=30), {"kv_cache_dtype": "fp8", "num_kv_blocks": 60}
+    prompts = [PROMPT, "Days of the week: Monday, Tuesday, Wednesday,", "Once upon a time there was a"]
+    plain = LLM("smollm2", max_model_len=256, **kv).generate(prompts, greedy)
+    for method in ("layer_skip", "ngram"):
+        speculation = {"method": method, "num_speculative_tokens": 3, "adaptive": False}
+        drafting = LLM("smollm2", max_model_len=256, speculative_config=speculation, **kv)
+        assert [answer.text for answer in drafting.generate(prompts, greedy)] == [answer.text for answer in plain]
+
+
+@pytest.mark.model
 def test_memory_is_what_is_said():
     kv = KvMemoryConfig(kv_cache_dtype="int8", kv_cache_memory=2**22)
     runner = load_runner(resolve_model("smollm2"), kv=kv)
