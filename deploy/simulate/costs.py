@@ -16,6 +16,8 @@ class ReplicaCosts:
     prefill_fixed_s: float = 16.50142e-3
     prefill_token_s: float = 1.518344e-5
     prefill_square_s: float = 4.209989e-10
+    prefill_context_s: float = 0.0
+    """For each new token and token of its own sequence that was computed before the step: nothing in the mocker."""
     decode_fixed_s: float = 5.74e-3
     decode_usage_s: float = 54.01e-3
     """Grows with the tokens that decoding sequences read, as a share of KV memory: a prefix counts for each of them."""
@@ -36,8 +38,10 @@ class ReplicaCosts:
 
     def prompt_s(self, tokens: int) -> float:
         """Seconds to compute a prompt alone, in chunks."""
-        whole, rest = divmod(tokens, self.max_num_batched_tokens)
-        return whole * self.prefill_s(self.max_num_batched_tokens) + self.prefill_s(rest)
+        chunk = self.max_num_batched_tokens
+        whole, rest = divmod(tokens, chunk)
+        pairs = chunk * chunk * whole * (whole - 1) // 2 + rest * whole * chunk
+        return whole * self.prefill_s(chunk) + self.prefill_s(rest) + self.prefill_context_s * pairs
 
     def decodes_s(self, steps: int, sequences: int, usage: float, growth: float) -> float:
         """Seconds of so many steps that only decode; usage grows by ``growth`` with each of them."""

@@ -27,6 +27,8 @@ def fit_costs(
         prefill_fixed_s=prefill[0],
         prefill_token_s=prefill[1],
         prefill_square_s=prefill[2],
+        # A prompt of n tokens is n² / 2 pairs; behind a cached prefix each new token has all of it before it.
+        prefill_context_s=2 * prefill[2],
         decode_fixed_s=decode[0],
         decode_sequence_s=decode[1],
         decode_usage_s=decode[2],

@@ -133,7 +133,9 @@ class SimulatedReplica:
         sequences = len(self._decoding)
         usage = min(1.0, (self._prompts + self._generated) / (self.cache.capacity * self._block))
         if chunks:
+            pairs = sum(tokens * sequence.computed for sequence, tokens in chunks)
             seconds = self._costs.prefill_s(sum(tokens for _, tokens in chunks))
+            seconds += self._costs.prefill_context_s * pairs
             if sequences:
                 seconds += self._costs.decodes_s(1, sequences, usage, 0.0)
             self._wake(seconds, lambda: self._end(chunks, min(1, sequences)))

@@ -83,6 +83,7 @@ def test_costs_are_found_again_from_measurements():
     found = fit_costs(prefills, decodes, kv_tokens=10_000, max_num_seqs=8, max_num_batched_tokens=512)
     for name in ("prefill_fixed_s", "prefill_token_s", "prefill_square_s", "decode_sequence_s", "decode_usage_s"):
         assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3)
+    assert found.prefill_context_s == pytest.approx(4e-7, rel=1e-3)
     linear = fit_costs(
         [(n, n * 1e-3) for n in (10, 100)], decodes, kv_tokens=10_000, max_num_seqs=8, max_num_batched_tokens=512
     )

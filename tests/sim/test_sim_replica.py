@@ -132,3 +132,14 @@ def test_without_room_the_latest_gives_way_and_ends_all_the_same():
     world.run()
     assert set(world.end) == {"a", "b"} and world.end["a"] < world.end["b"]
     assert world.cache.active == 0 and world.replica.num_requests == 0
+
+
+def test_new_tokens_take_longer_behind_a_context():
+    world = World(replace(COSTS, prefill_context_s=1e-4))
+    world.at(0.0, "cold", 150, 1, range(15))
+    world.at(9.0, "warm", 150, 1, (*range(10), *range(90, 95)))
+    world.run()
+    cold = 1 + 1 + (1 + 0.5 + 1e-4 * 50 * 100)
+    assert world.first["cold"] == (pytest.approx(cold), 0)
+    assert world.first["warm"] == (pytest.approx(9 + 1 + 0.5 + 1e-4 * 50 * 100), 100)
+    assert replace(COSTS, prefill_context_s=1e-4).prompt_s(150) == pytest.approx(cold)
