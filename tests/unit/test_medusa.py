@@ -17,6 +17,7 @@ from medusa_harness import (
     tokens,
 )
 from safetensors.torch import load_file
+from sampled_requests import PARAMS, PROMPT, requests_with
 
 from warmroot.actors.engine.draft_tree import Draft, depths
 from warmroot.actors.kernels.library import native
@@ -30,22 +31,7 @@ from warmroot.cluster.errors import ConfigError, ModelLoadError
 from warmroot.cluster.kv_formats import KV_FORMATS
 
 CPU = torch.device("cpu")
-PROMPT = [5, 9, 7, 11, 5, 9, 7, 11, 5, 9]
-PARAMS = {
-    "greedy": {"temperature": 0.0},
-    "plain": {"temperature": 0.4},
-    "filters": {"top_p": 0.8, "top_k": 6, "min_p": 0.05, "temperature": 0.7},
-    "penalties": {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
-    "bias": {"temperature": 0.5, "logit_bias": {5: 3.0, 9: 2.0}, "frequency_penalty": 0.1},
-    "allowed": {"temperature": 0.6, "allowed_token_ids": (5, 7, 9, 11, 2)},
-    "bad": {"temperature": 0.0, "bad_words_token_ids": ((5, 9), (7,))},
-    "stop": {"temperature": 0.5, "ignore_eos": False, "stop_token_ids": (11,), "min_tokens": 9, "max_tokens": 60},
-    "logprobs": {"temperature": 0.3, "logprobs": 2, "prompt_logprobs": 1},
-}
-REQUESTS = {
-    name: ([*PROMPT, seed + 3], {"max_tokens": 40, "ignore_eos": True, "seed": seed} | params)
-    for seed, (name, params) in enumerate(PARAMS.items())
-}
+REQUESTS = requests_with(PARAMS)
 GREEDY = {
     f"g{index}": ([*PROMPT[: 3 + index % 7], 3 + index], {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True})
     for index in range(16)

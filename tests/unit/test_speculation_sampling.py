@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sampled_requests import PARAMS, PROMPT, requests_with
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
@@ -27,19 +28,7 @@ from warmroot.cluster.speculative_config import SpeculativeConfig
 from warmroot.kv_store.hashing import namespace_root
 
 CPU = torch.device("cpu")
-PROMPT = [5, 9, 7, 11, 5, 9, 7, 11, 5, 9]
 NGRAM = SpeculativeConfig(method="ngram", prompt_lookup_min=1, num_speculative_tokens=4, adaptive=False)
-REQUESTS = {
-    "greedy": {"temperature": 0.0},
-    "plain": {"temperature": 0.4},
-    "filters": {"top_p": 0.8, "top_k": 6, "min_p": 0.05, "temperature": 0.7},
-    "penalties": {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
-    "bias": {"temperature": 0.5, "logit_bias": {5: 3.0, 9: 2.0}, "frequency_penalty": 0.1},
-    "allowed": {"temperature": 0.6, "allowed_token_ids": (5, 7, 9, 11, 2)},
-    "bad": {"temperature": 0.0, "bad_words_token_ids": ((5, 9), (7,))},
-    "stop": {"temperature": 0.5, "ignore_eos": False, "stop_token_ids": (11,), "min_tokens": 9, "max_tokens": 60},
-    "logprobs": {"temperature": 0.3, "logprobs": 2, "prompt_logprobs": 1},
-}
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +78,11 @@ def make_engine(
 
 def run(engine: Engine, **changed) -> dict[str, list[TokenDelta]]:
     deltas: dict[str, list[TokenDelta]] = {}
-    for seed, (name, params) in enumerate(REQUESTS.items()):
-        given = {"max_tokens": 40, "ignore_eos": True, "seed": seed} | params | changed
+    for name, (prompt, params) in requests_with(PARAMS).items():
         deltas[name] = []
         engine.add(
             GenerateRequest(
-                request_id=RequestId(name),
-                prompt_token_ids=[*PROMPT, seed + 3],
-                params=SamplingParams(**given),
+                request_id=RequestId(name), prompt_token_ids=prompt, params=SamplingParams(**(params | changed))
             )
         )
     while engine.has_work:
@@ -244,7 +230,7 @@ def test_layers_that_cannot_draft(decoder):
         skipped_layers(config, decoder, None)
 
 
-PARAMS = {
+SETTINGS = {
     "temperature 1": SamplingParams(),
     "temperature 0.7, top-p": SamplingParams(temperature=0.7, top_p=0.9),
     "top-k, min-p": SamplingParams(temperature=1.3, top_k=5, min_p=0.05),
@@ -271,7 +257,7 @@ def chi_square(counts: torch.Tensor, p: torch.Tensor) -> float:
     return float(((counts[kept] - expected) ** 2 / expected).sum() / max(1, int(kept.sum()) - 1))
 
 
-@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
 def test_rejection_keeps_the_distribution_and_accepts_as_often_as_can_be(params):
     generator = torch.Generator().manual_seed(1)
     p_logits, count = torch.randn(1, 12, generator=generator) * 1.5, 60_000
