@@ -78,7 +78,9 @@ def values(decoder):
         for layer in decoder.layers
         for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
     ]
-    outputs = [linear.apply(torch.ones(1, linear.parts[0].shape[1])) for linear in linears]
+    # Which kernels multiply float16 is measured: they may be another library's.
+    sizes = [getattr(linear, "own", linear).parts[0].shape[1] for linear in linears]
+    outputs = [linear.apply(torch.ones(1, size)) for linear, size in zip(linears, sizes, strict=True)]
     return torch.cat([*outputs, decoder.logits(torch.ones(1, 64)), decoder.embedding(torch.arange(70)).view(1, -1)], 1)
 
 
