@@ -344,6 +344,8 @@ class PrefixIndex:
         child = _only_child(node)
         if child is not None and child.mask == node.mask:
             node = self._join(node, child)
+            if not node.mask and not node.children:  # the child was about to go as well
+                return self._settle(node)
         self._join(_parent_of(node), node)
 
     def _free(self, node: Node) -> None:

@@ -240,7 +240,7 @@ def speculation(folders, heads):
 
 def check(found: Run, expected: Sequence[Answer]) -> None:
     assert_equal(found.answers, expected, requests())
-    assert found.restarts > 3
+    assert found.restarts > 0
     assert found.accepted > 200
     assert sum(answer.cached for answer in found.answers) > 1000
 
