@@ -9,10 +9,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ...actors.models.source import resolve_model
 from ...cluster.sizes import format_size
+from ..progress_display import ProgressDisplay
 from .flags import Parser
 
 if TYPE_CHECKING:
@@ -91,29 +92,13 @@ def _quantize(options: Namespace, console: Console) -> None:
     )
 
 
-class _LayerDisplay:
+class _LayerDisplay(ProgressDisplay):
     """A line per layer with its linears' errors, and a bar on a terminal."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        super().__init__(console, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._task = self._progress.add_task("layers", total=None)
         self._errors: list[float] = []
-
-    def __enter__(self) -> "_LayerDisplay":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     @property
     def mean_error(self) -> float:
@@ -124,5 +109,5 @@ class _LayerDisplay:
         """One is done."""
         self._errors += layer.errors.values()
         figures = "  ".join(f"{name.rpartition('.')[2]} {error:.3%}" for name, error in layer.errors.items())
-        self._progress.console.print(f"layer {layer.index + 1} of {layer.num_layers}  {figures}", markup=False)
+        self.console.print(f"layer {layer.index + 1} of {layer.num_layers}  {figures}", markup=False)
         self._progress.update(self._task, completed=layer.index + 1, total=layer.num_layers)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from ...actors.models.loader import load_model
@@ -30,6 +29,7 @@ from ...cluster.errors import ConfigError
 from ...cluster.kv_layout import KvLayout
 from ...router.chat_template import ChatTemplate
 from ...router.tokenizer import Tokenizer
+from ..progress_display import ProgressDisplay
 
 TEXTS, FEATURES, STATE = "texts.jsonl", "features-{}.safetensors", "training.pt"
 _LINE_S = 30.0
@@ -39,32 +39,14 @@ _LONGEST_PROMPT = 256
 _SMOOTHED = 50
 
 
-class Display:
+class Display(ProgressDisplay):
     """One bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        share = TextColumn("{task.percentage:>3.0f} %")
+        super().__init__(console, share, TimeElapsedColumn(), TimeRemainingColumn())
         self._task = self._progress.add_task("", total=1.0)
         self._shown = float("-inf")
-
-    def __enter__(self) -> "Display":
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def begin(self, text: str) -> None:
         """Another stage."""
