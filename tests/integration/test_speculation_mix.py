@@ -29,7 +29,7 @@ from warmroot.router.frontend import Frontend
 
 NUM_REQUESTS = 300
 KEYS = {"dtype": "float32", "quantization": "none", "kv_cache_dtype": "int8", "max_num_seqs": 12}
-PLENTY, TOO_FEW = 2000, 50
+PLENTY, TOO_FEW = 2000, 44
 METHODS = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
@@ -240,7 +240,7 @@ def speculation(folders, heads):
 
 def check(found: Run, expected: Sequence[Answer]) -> None:
     assert_equal(found.answers, expected, requests())
-    assert found.restarts > 0
+    assert found.restarts > 3
     assert found.accepted > 200
     assert sum(answer.cached for answer in found.answers) > 1000
 

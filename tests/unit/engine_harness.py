@@ -9,6 +9,8 @@ known.
 from collections import deque
 from dataclasses import dataclass, field
 
+from manual_clock import ManualClock
+
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.draft_tree import ROOT, Draft
 from warmroot.actors.engine.engine import Engine
@@ -21,14 +23,6 @@ from warmroot.kv_store.events import BlocksRemoved, BlocksStored, CacheCleared
 from warmroot.kv_store.hashing import TOKEN_BYTES, block_hash, namespace_root
 
 NAMESPACE = namespace_root("scripted")
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def extend(prefix: int, token_id: int) -> int:

@@ -1,27 +1,15 @@
-import importlib.util
 import pickle
-from pathlib import Path
 
 import pytest
+from bus_contract import BusContract, read_all, replica_info
+from manual_clock import ManualClock
 
 from warmroot.kv_store.bus import InMemoryBus
-
-_spec = importlib.util.spec_from_file_location("bus_contract", Path(__file__).with_name("bus_contract.py"))
-bus_contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bus_contract)
-replica_info, read_all = bus_contract.replica_info, bus_contract.read_all
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -37,7 +25,7 @@ def advance(clock):
     return seconds
 
 
-class TestInMemoryBus(bus_contract.BusContract):
+class TestInMemoryBus(BusContract):
     pass
 
 

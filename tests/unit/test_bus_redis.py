@@ -1,30 +1,18 @@
 """The contract of the event bus, and what is Redis' own, against a real redis-server."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 
 import pytest
+from bus_contract import BusContract, model_card, read_all, replica_info
+from manual_clock import ManualClock
 from redis_server import RedisServer, needs_redis
 
 from warmroot.cluster.messages import StartupNote
 from warmroot.cluster.metadata_store import parse_store
 from warmroot.kv_store.redis_bus import RedisEventBus
 
-_spec = importlib.util.spec_from_file_location("bus_contract", Path(__file__).with_name("bus_contract.py"))
-bus_contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bus_contract)
-replica_info, read_all, model_card = bus_contract.replica_info, bus_contract.read_all, bus_contract.model_card
-
 pytestmark = needs_redis
 PREFIXES = itertools.count()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +24,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -65,7 +53,7 @@ def advance(clock):
     return seconds
 
 
-class TestRedisEventBus(bus_contract.BusContract):
+class TestRedisEventBus(BusContract):
     pass
 
 

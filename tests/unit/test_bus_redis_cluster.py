@@ -3,32 +3,21 @@
 Every test has a prefix of its own, so the tests' buses live on all of the nodes.
 """
 
-import importlib.util
 import itertools
 import subprocess
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from bus_contract import BusContract, read_all, replica_info
+from manual_clock import ManualClock
 from redis_server import RedisServer, free_port, needs_redis
 
 from warmroot.cluster.metadata_store import parse_store
 from warmroot.kv_store.redis_bus import RedisEventBus
 
-_spec = importlib.util.spec_from_file_location("bus_contract", Path(__file__).with_name("bus_contract.py"))
-bus_contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(bus_contract)
-
 pytestmark = needs_redis
 PREFIXES = itertools.count()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +43,7 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -84,7 +73,7 @@ def advance(clock):
     return seconds
 
 
-class TestBusOfManyNodes(bus_contract.BusContract):
+class TestBusOfManyNodes(BusContract):
     pass
 
 
@@ -103,9 +92,9 @@ async def test_buses_live_on_different_nodes_and_any_node_leads_there(nodes, ope
     for number in range(12):
         prefix = f"spread-{number}"
         writer, reader = open_bus(prefix, nodes[number % 3]), open_bus(prefix, nodes[(number + 1) % 3])
-        await writer.heartbeat(bus_contract.replica_info(), 5.0)
+        await writer.heartbeat(replica_info(), 5.0)
         await writer.publish("a", 1, [b"batch"])
-        assert [data for _, data in (await bus_contract.read_all(reader, {}))[0]] == [b"batch"]
+        assert [data for _, data in (await read_all(reader, {}))[0]] == [b"batch"]
         assert [info.replica for info in await reader.members()] == ["a"]
         places[node_of(nodes, prefix)] += 1
     assert places.keys() == {node.port for node in nodes}
@@ -119,5 +108,5 @@ async def test_a_node_that_is_down_does_not_matter_while_another_is_up(nodes, op
         await open_bus("down", Down).check()
     bus = open_bus("down", Down, nodes[2])
     await bus.check()
-    await bus.heartbeat(bus_contract.replica_info(), 5.0)
+    await bus.heartbeat(replica_info(), 5.0)
     assert [info.replica for info in await bus.members()] == ["a"]

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from manual_clock import ManualClock
 
 from warmroot.cluster.errors import (
     EngineError,
@@ -28,13 +29,6 @@ from warmroot.router.policy import make_policy
 
 ROOT = namespace_root("m")
 BLOCK = 16
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Stream:
@@ -96,7 +90,7 @@ class Cluster:
     """Replicas that speak by hand, and one router."""
 
     def __init__(self, policy="warm_prefix", wait_s=0.05, late=None):
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.bus = InMemoryBus(self.clock, "bus")
         self.clients = {}
         self.membership = Membership(self.bus, "", connect=self.connect, clock=self.clock)

@@ -5,6 +5,7 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from manual_clock import ManualClock
 
 from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
 from warmroot.cluster.messages import Load, ReplicaInfo
@@ -61,15 +62,8 @@ def test_so_it_does_when_every_prompt_has_a_namespace_of_its_own():
     assert (index.num_blocks, len(index._roots)) == (held, 400)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_what_is_in_flight_is_forgotten_when_it_has_landed():
-    clock = Clock()
+    clock = ManualClock()
     core = RoutingCore(PrefixIndex(), make_policy(rng=random.Random(0)), clock, history=8)
     for name in "ab":
         core.join(SimpleNamespace(info=info(name), load=Load(max_num_seqs=64), rates=ReplicaRates(Kind(1000.0, 0.01))))

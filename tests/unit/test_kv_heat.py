@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from manual_clock import ManualClock
 
 from warmroot.cluster.ids import BlockHash
 from warmroot.kv_store.announcements import pack_hot, unpack_hot
@@ -15,18 +16,11 @@ BLOCK = 4
 SYSTEM = list(range(8))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 class Heat:
     """A window of 100 s, 100 s after its start."""
 
     def __init__(self, **options):
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.window = HeatWindow(self.clock, 100.0, **options)
         self.clock.now = 100.0
 
@@ -108,7 +102,7 @@ def test_many_requests_shorten_the_window_and_a_few_at_once_are_no_rate():
         heat.clock.now += 0.5
         heat.note(SYSTEM)
     assert heat.hottest() == [(SYSTEM, pytest.approx(64 * 8 / 31.5), 0.0)]
-    young = HeatWindow(clock := Clock(), 100.0)
+    young = HeatWindow(clock := ManualClock(), 100.0)
     clock.now = 0.1
     for _ in range(4):
         young.note(ROOT, BLOCK, "", pack_tokens(SYSTEM), 8, 0.0)

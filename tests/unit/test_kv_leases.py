@@ -2,20 +2,14 @@
 
 import pytest
 from bus_contract import replica_info
+from manual_clock import ManualClock
 
 from warmroot.kv_store.leases import Beat, LeaseWatch
 
 
-class Clock:
-    now = 50.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock(50.0)
 
 
 @pytest.fixture

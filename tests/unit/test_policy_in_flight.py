@@ -3,6 +3,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
 from warmroot.kv_store.hashing import namespace_root, pack_tokens
 from warmroot.router.policy.base import Prefix
@@ -12,19 +13,12 @@ from warmroot.router.policy.prefix_counts import PrefixCounts
 ROOT = namespace_root("m")
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def prefix(tokens, root=ROOT):
     return Prefix(root, 2, pack_tokens(tokens))
 
 
 def test_a_prefix_counts_from_reservation_until_its_events_are_in():
-    clock = Clock()
+    clock = ManualClock()
     flight = InFlight(clock, linger_s=1.0)
     reservation = flight.reserve("a", prefix([1, 2, 3, 4, 5]), 5, 5, 1.0)
     assert flight.match(prefix([1, 2, 3, 4, 9])) == {"a": 4}
@@ -40,7 +34,7 @@ def test_a_prefix_counts_from_reservation_until_its_events_are_in():
 
 
 def test_a_refused_prefix_counts_no_longer_at_once():
-    flight = InFlight(Clock())
+    flight = InFlight(ManualClock())
     first, second = (flight.reserve("a", prefix([1, 2, 3, 4]), 4, 4, 1.0) for _ in range(2))
     flight.release(first)
     assert flight.match(prefix([1, 2, 3, 4])) == {"a": 4}
@@ -49,7 +43,7 @@ def test_a_refused_prefix_counts_no_longer_at_once():
 
 
 def test_backlog_is_the_sum_of_estimates_less_the_time_the_head_has_had():
-    clock = Clock()
+    clock = ManualClock()
     flight = InFlight(clock)
     first = flight.reserve("a", prefix([1]), 1, 1, 2.0)
     flight.reserve("a", prefix([2]), 1, 1, 1.0)
@@ -67,7 +61,7 @@ def test_backlog_is_the_sum_of_estimates_less_the_time_the_head_has_had():
 
 @given(st.lists(st.sampled_from(["first_token", "release"]), max_size=8))
 def test_ends_are_idempotent_in_any_order(calls):
-    clock = Clock()
+    clock = ManualClock()
     flight = InFlight(clock)
     reservation, other = (flight.reserve("a", prefix([1, 2]), 2, 2, 1.0) for _ in range(2))
     for call in calls:
@@ -106,7 +100,7 @@ def test_prefix_counts_agree_with_a_naive_model(prompts, rng):
 
 
 def test_a_replica_that_left_keeps_its_place_until_nothing_counts_for_it():
-    clock = Clock()
+    clock = ManualClock()
     flight = InFlight(clock, linger_s=1.0)
     first = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)
     flight.left("a")
@@ -122,7 +116,7 @@ def test_a_replica_that_left_keeps_its_place_until_nothing_counts_for_it():
 
 
 def test_a_replica_that_comes_back_in_time_stays():
-    flight = InFlight(Clock())
+    flight = InFlight(ManualClock())
     first = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)
     flight.left("a")
     again = flight.reserve("a", prefix([1, 2]), 2, 2, 1.0)

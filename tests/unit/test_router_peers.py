@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from bus_contract import replica_info
+from manual_clock import ManualClock
 
 from warmroot.cluster.ids import ReplicaId, RequestId
 from warmroot.cluster.messages import Load
@@ -22,13 +23,6 @@ from warmroot.router.policy.rates import Kind, ReplicaRates
 
 ROOT = namespace_root("m")
 A, B = ReplicaId("a"), ReplicaId("b")
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Router:
@@ -50,7 +44,7 @@ class Router:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock(100.0)
 
 
 @pytest.fixture
@@ -206,7 +200,7 @@ class Idle:
 
 
 def test_routers_that_get_one_request_each_do_not_herd():
-    clock = Clock()
+    clock = ManualClock(100.0)
     replicas = [Idle(name) for name in "abcd"]
     cores = [RoutingCore(PrefixIndex(), make_policy(), clock, name=str(number)) for number in range(16)]
     for listener in cores:

@@ -4,6 +4,7 @@ from math import exp
 
 import pytest
 from engine_deployment import BLOCK, PROMPT, Deployment
+from manual_clock import ManualClock
 
 from warmroot.cluster.ids import BlockHash, Epoch, ReplicaId
 from warmroot.kv_store.events import BlocksStored, KvEventBatch, SnapshotPart, encode
@@ -16,16 +17,9 @@ ROOT = BlockHash(b"r" * 16)
 TOKENS = list(range(40))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return ManualClock()
 
 
 @pytest.fixture
