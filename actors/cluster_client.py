@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
+from ..cluster.time_limits import TimeLimits
 from ..kv_store.bus import ClusterBus
 from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
@@ -54,7 +55,10 @@ class ClusterClient:
         card = await _card(bus, model, token, timeout_s)
         membership = Membership(bus, card.token)
         late = LateBinding(backlog_s=card.late_binding_backlog)
-        dispatcher = Dispatcher(membership, make_policy(card.routing_policy), late=late)
+        limits = TimeLimits(**card.limits)
+        dispatcher = Dispatcher(
+            membership, make_policy(card.routing_policy), late=late, wait_s=limits.no_replica_timeout
+        )
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
         frontend = Frontend(

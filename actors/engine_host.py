@@ -127,6 +127,7 @@ class EngineHost:
             routing_policy=self.config.routing.routing_policy,
             late_binding_backlog=self.config.routing.late_binding_backlog,
             seed=model.seed,
+            limits=self.config.limits.model_dump(),
         )
 
 

@@ -21,7 +21,10 @@ class Ingress:
         """
         self._config = config
         self._client = await ClusterClient.connect(
-            open_bus(config), token=token, record_trace=config.routing.record_trace
+            open_bus(config),
+            token=token,
+            timeout_s=config.limits.replica_start_timeout,
+            record_trace=config.routing.record_trace,
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -33,6 +36,7 @@ class Ingress:
             allowed_origins=server.allowed_origins,
             root_path=server.root_path,
             sends_request_id=False,
+            keep_alive_s=self._config.limits.keep_alive_interval,
         )
         names = self._config.model.names
         return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client.dispatcher)

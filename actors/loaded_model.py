@@ -144,6 +144,7 @@ def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:
         max_num_seqs=config.scheduler.max_num_seqs,
         speculation=config.speculation.speculative_config,
         draft_path=_draft_path(config),
+        start_s=config.limits.replica_start_timeout,
         step_s=config.parallel.step_timeout,
     )
 

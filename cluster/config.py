@@ -7,26 +7,17 @@ from the fields here. Flag names follow vLLM where the meaning is the same.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from .config_errors import explain_invalid, unknown_key
+from .config_section import Bytes, Names, Secrets, Section
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
-from .sizes import parse_size
 from .speculative_config import SpeculativeConfig, read_speculative_config
+from .time_limits import TimeLimits
 from .topology import Topology
 
-
-def _several(value: Any) -> Any:
-    """A lone value stands for a list of one; YAML's lists become tuples."""
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-Bytes = Annotated[int, BeforeValidator(parse_size)]
-"""A size in bytes; texts such as ``2GiB`` or ``512MB`` are accepted."""
-Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_several)]
 
 RoutingPolicyName = Literal[
     "warm_prefix",
@@ -52,18 +43,6 @@ RoutingPolicyName = Literal[
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8", "int4", "int4-g64", "int4-g128", "gptq", "awq"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "k8v4"]
-
-
-class Section(BaseModel):
-    """Strict types, no unknown keys, no changes after validation."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-    def problem(self) -> tuple[str, str] | None:
-        """(key, message) of keys that contradict each other, or None."""
-        return None
 
 
 class ModelConfig(Section):
@@ -304,6 +283,7 @@ class WarmrootConfig(Section):
     speculation: SpeculationConfig
     routing: RoutingConfig
     server: ServerConfig
+    limits: TimeLimits
     deploy: DeployConfig
 
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
@@ -314,6 +294,7 @@ class WarmrootConfig(Section):
         "speculation": SpeculationConfig,
         "routing": RoutingConfig,
         "server": ServerConfig,
+        "limits": TimeLimits,
         "deploy": DeployConfig,
     }
 

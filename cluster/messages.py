@@ -15,6 +15,8 @@ class FinishReason(IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    DEADLINE = 4
+    """Its deadline passed before it was done."""
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -27,6 +29,8 @@ class GenerateRequest:
     ``output_token_ids`` are tokens that an earlier replica has delivered: generation goes on after them, with
     the same draws, and delta indexes count from their end. ``cache_salt`` comes from the authenticated tenant.
     Lower ``priority`` runs first, as in vLLM. ``arrival`` is the sender's wall clock in seconds.
+    ``tenant`` shares fairly with others of its priority, in proportion to ``share``; empty: the common one.
+    ``deadline`` is the sender's wall clock by which it must be done; 0: none.
     """
 
     request_id: RequestId
@@ -36,6 +40,9 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     arrival: float = 0.0
+    tenant: str = ""
+    share: float = 1.0
+    deadline: float = 0.0
     packed_prompt: bytes = field(default=b"", repr=False, compare=False)
     """``prompt_token_ids`` as ``hashing.pack_tokens`` makes them, from who has packed them already."""
     session: str = ""
@@ -161,6 +168,8 @@ class ModelCard:
     """Seconds of prefill above which requests wait in the router."""
     seed: int | None = None
     """Base of the seeds of requests that bring none; None: random."""
+    limits: dict[str, float] = field(default_factory=dict[str, float])
+    """``TimeLimits`` by key: what is absent has its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

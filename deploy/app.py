@@ -16,8 +16,6 @@ from ..cluster.config import WarmrootConfig
 APP_NAME = "warmroot"
 REPLICA_DEPLOYMENT = "Replica"
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
-GRACE_S = 20
-"""Seconds that open streams get when Serve stops an actor."""
 
 
 def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.Application:
@@ -38,7 +36,7 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
             "request_router_kwargs": {"policy": config.routing.routing_policy},
         },
         health_check_period_s=1,  # a replica that has ended is replaced once a check finds out
-        graceful_shutdown_timeout_s=GRACE_S,
+        graceful_shutdown_timeout_s=config.limits.shutdown_grace,
     )
     ingress = _deployment(
         serve.ingress()(Ingress),
@@ -46,7 +44,7 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
         num_replicas=config.server.num_ingress,
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=GRACE_S,
+        graceful_shutdown_timeout_s=config.limits.shutdown_grace,
     )
     # A replica sets its threads itself: with a runtime environment Ray could not use a worker that it has ready.
     deploy = config.deploy.model_copy(update={"threads_per_replica": threads})

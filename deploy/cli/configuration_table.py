@@ -13,7 +13,8 @@ from pathlib import Path
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from ...cluster.config import Section, WarmrootConfig
+from ...cluster.config import WarmrootConfig
+from ...cluster.config_section import Section
 from ...cluster.sizes import format_size
 from .flags import Parser, add_config_flags
 
