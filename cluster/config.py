@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_v
 from pydantic.fields import FieldInfo
 
 from .config_errors import explain_invalid, unknown_key
-from .config_section import Bytes, Names, Secrets, Section
+from .config_section import Bytes, Names, Section
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
+from .server_config import ServerConfig
 from .speculative_config import SpeculativeConfig, read_speculative_config
 from .time_limits import TimeLimits
 from .topology import Topology
-
 
 RoutingPolicyName = Literal[
     "warm_prefix",
@@ -183,51 +183,6 @@ class RoutingConfig(Section):
     """Seconds of prefill in front of a request above which it waits in the router for the replica to become free."""
     record_trace: str | None = None
     """File to which the ingress appends arrivals, lengths and hashed prefixes, for warmroot simulate. No text."""
-
-
-class ServerConfig(Section):
-    """The HTTP endpoint."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all."""
-    port: int = Field(8000, ge=1, le=65535)
-    """Port to listen on."""
-    api_key: Secrets = ()
-    """Keys that open the API, also from WARMROOT_API_KEY (commas between several). Default: open to all."""
-    tenant_api_key: Secrets = ()
-    """TENANT=KEY: keys of tenants who must not see by response times what others have cached. May be repeated."""
-    max_body_bytes: Bytes = Field(32 * 1024 * 1024, gt=0)
-    """A larger request body gets 413."""
-    num_ingress: int = Field(1, ge=1)
-    """Copies of the HTTP ingress."""
-    root_path: str = ""
-    """Path under which a proxy serves the API."""
-    allowed_origins: Names = ("*",)
-    """Web pages of these origins may call the API (CORS)."""
-
-    def problem(self) -> tuple[str, str] | None:
-        """See Section."""
-        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            return "root_path", f"{self.root_path!r} must start with / and must not end with it"
-        if any(not key.get_secret_value() for key in self.api_key):
-            return "api_key", "a key must not be empty"
-        if not all(tenant and key for key, tenant in self.tenant_keys):
-            return "tenant_api_key", "must be of the form TENANT=KEY"
-        keys = [key for key, _ in self.all_keys]
-        if len(set(keys)) < len(keys):
-            return "tenant_api_key", "a key must be of one tenant only"
-        return None
-
-    @property
-    def tenant_keys(self) -> list[tuple[str, str]]:
-        """(key, tenant)."""
-        parts = (entry.get_secret_value().partition("=") for entry in self.tenant_api_key)
-        return [(key, tenant) for tenant, _, key in parts]
-
-    @property
-    def all_keys(self) -> list[tuple[str, str]]:
-        """(key, tenant) of all keys; the tenant of those that share is empty."""
-        return [(key.get_secret_value(), "") for key in self.api_key] + self.tenant_keys
 
 
 class DeployConfig(Section):
