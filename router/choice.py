@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from ..cluster.errors import EngineError
+from ..cluster.errors import DeadlineExceededError, EngineError
 from ..cluster.messages import FinishReason, GenerateRequest, TokenDelta, TokenLogprob
 from ..cluster.sampling_params import SamplingParams
 from .generator import TokenGenerator
@@ -59,10 +59,14 @@ class ChoiceWriter:
         self._num_tokens = 0
 
     def write(self, delta: TokenDelta) -> OutputDelta:
-        """The next delta of the choice. Raises EngineError when the engine reports one."""
+        """The next delta of the choice. Raises EngineError when the engine reports one, DeadlineExceededError when
+        the request's time is up.
+        """
         reason = delta.finish_reason
         if reason is FinishReason.ERROR:
             raise EngineError(delta.error or "the engine failed")
+        if reason is FinishReason.DEADLINE:
+            raise DeadlineExceededError(delta.error or "the request's deadline passed")
         token_ids = delta.token_ids
         text, used = self._text(token_ids, reason)
         matched = None if self._stop is None else self._stop.matched

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -95,14 +95,20 @@ class Frontend:
         priority: int = 0,
         cache_salt: str = "",
         session_id: str = "",
+        tenant: str = "",
+        share: float = 1.0,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of all ``n`` choices as they come; closing it aborts them.
 
+        ``tenant`` and ``share``: see ``GenerateRequest``. ``timeout_s``: seconds after which DeadlineExceededError is
+        raised, at once if it is clear that they will not do.
         Raises InvalidRequestError and ContextTooLongError at once, and what the cluster raises when it is iterated.
         """
         if params.best_of is not None and params.best_of > params.n:
             raise InvalidRequestError("best_of greater than n cannot be streamed", param="best_of")
-        return self._run(prompt_token_ids, params, request_id, priority, cache_salt, session_id)
+        options = _Options(request_id, priority, cache_salt, session_id, tenant, share, timeout_s)
+        return self._run(prompt_token_ids, params, options)
 
     async def generate(
         self,
@@ -113,50 +119,63 @@ class Frontend:
         priority: int = 0,
         cache_salt: str = "",
         session_id: str = "",
+        tenant: str = "",
+        share: float = 1.0,
+        timeout_s: float | None = None,
     ) -> RequestOutput:
         """The whole output. ``best_of`` generates so many choices and returns the ``n`` likeliest."""
         request_id = request_id or self._new_id()
+        options = _Options(request_id, priority, cache_salt, session_id, tenant, share, timeout_s)
         num_choices = params.best_of or params.n
         ranked = num_choices > params.n and params.logprobs is None
         wide = replace(params, n=num_choices, best_of=None, logprobs=0 if ranked else params.logprobs)
         collector = OutputCollector(num_choices)
-        run = self._run(prompt_token_ids, wide, request_id, priority, cache_salt, session_id)
+        run = self._run(prompt_token_ids, wide, options)
         async with aclosing(run) as deltas:
             async for delta in deltas:
                 collector.add(delta)
         output = collector.finish(RequestId(request_id), prompt_token_ids, params.n)
         return output.without_logprobs() if ranked else output
 
-    def _run(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        request_id: str | None,
-        priority: int,
-        cache_salt: str,
-        session_id: str,
-    ) -> AsyncGenerator[OutputDelta, None]:
+    def _run(self, prompt: list[int], params: SamplingParams, options: "_Options") -> AsyncGenerator[OutputDelta, None]:
         packed = packed_prompt(prompt, self.vocab_size)
         check_params(params, self.vocab_size)
         seed = self._new_seed() if params.seed is None else params.seed
         single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len, seed)
         stops = StopStrings(params.stop) if params.stop else None
-        request_id = request_id or self._new_id()
+        request_id = options.request_id or self._new_id()
+        now = self._clock()
         choices: list[AsyncGenerator[OutputDelta, None]] = []
         for index in range(params.n):
             request = GenerateRequest(
                 request_id=RequestId(f"{request_id}/{index}" if index else request_id),
                 prompt_token_ids=prompt,
                 params=replace(single, seed=_shifted(seed, index)) if index else single,
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival=self._clock(),
+                priority=options.priority,
+                cache_salt=options.cache_salt,
+                arrival=now,
+                tenant=options.tenant,
+                share=options.share,
+                deadline=0.0 if options.timeout_s is None else now + options.timeout_s,
                 packed_prompt=packed,
-                session=session_id,
+                session=options.session_id,
             )
             writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
             choices.append(run_choice(self._generator, request, writer))
         return choices[0] if len(choices) == 1 else merge(choices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What ``stream`` and ``generate`` are told beside the prompt and how to sample."""
+
+    request_id: str | None
+    priority: int
+    cache_salt: str
+    session_id: str
+    tenant: str
+    share: float
+    timeout_s: float | None
 
 
 def _shifted(seed: int, index: int) -> int:

@@ -17,7 +17,7 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.announcements import info_from_wire, info_to_wire
 from ..kv_store.hashing import pack_tokens, unpack_tokens
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 4096
 """Limit on a frame of a peer that has not shown the token yet."""
@@ -230,11 +230,14 @@ def _request_to_wire(request: GenerateRequest) -> list[Any]:
         request.priority,
         request.cache_salt,
         request.arrival,
+        request.tenant,
+        request.share,
+        request.deadline,
     ]
 
 
 def _request_from_wire(wire: list[Any]) -> GenerateRequest:
-    request_id, prompt, params, output, priority, cache_salt, arrival = wire
+    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline = wire
     return GenerateRequest(
         request_id=RequestId(_typed(request_id, str)),
         prompt_token_ids=_unpack_tokens(prompt),
@@ -243,6 +246,9 @@ def _request_from_wire(wire: list[Any]) -> GenerateRequest:
         priority=_typed(priority, int),
         cache_salt=_typed(cache_salt, str),
         arrival=float(arrival),
+        tenant=_typed(tenant, str),
+        share=float(share),
+        deadline=float(deadline),
     )
 
 

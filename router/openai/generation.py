@@ -1,6 +1,7 @@
 """One generation request of either API: from prompts in token ids to a stream or to whole choices."""
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from fastapi import Request
 from starlette.responses import Response
 
+from ...cluster.errors import InvalidRequestError
 from ...cluster.ids import RequestId
 from ...cluster.sampling_params import SamplingParams
 from ..frontend import Frontend
@@ -23,6 +25,13 @@ from .service import Service
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
 """Ours is Ray Serve's, too; then Dynamo's and SGLang's."""
 _LONGEST_SESSION = 256
+TIMEOUT_HEADERS = {
+    "x-request-timeout-seconds": 1.0,
+    "x-litellm-timeout": 1.0,
+    "request-timeout-ms": 1e-3,
+    "x-envoy-expected-rq-timeout-ms": 1e-3,
+}
+"""With the seconds of their unit: Ray Serve's, LiteLLM's, that of OpenAI's SDK, and what Envoy adds by itself."""
 EXPLAIN_HEADER = "x-warmroot-explain"
 _MOST_SHOWN = 8
 """Candidates in a header, which proxies allow a few kilobytes."""
@@ -136,6 +145,7 @@ class Generation:
     def _start(self, params: SamplingParams) -> DeltaFeed:
         """Submit every prompt. Ids in the engine are unique whatever id the client chose."""
         service, unique = self.service, self.service.new_id()[:8]
+        principal = getattr(self.request.state, "principal", None)
         streams = [
             self.frontend.stream(
                 prompt,
@@ -144,6 +154,9 @@ class Generation:
                 priority=self.body.priority,
                 cache_salt=tenant_salt(getattr(self.request.state, "tenant", ""), self.body.cache_salt),
                 session_id=session_of(self.request.headers) or self.body.session_id or "",
+                tenant=getattr(principal, "tenant", "") or getattr(self.request.state, "tenant", ""),
+                share=getattr(principal, "share", 1.0),
+                timeout_s=timeout_of(self.request.headers, self.body.timeout),
             )
             for number, prompt in enumerate(self.prompts)
         ]
@@ -158,6 +171,27 @@ def tenant_salt(tenant: str, cache_salt: str | None) -> str:
     if not tenant and not cache_salt:
         return ""
     return f"{len(tenant)}:{tenant}:{cache_salt or ''}"
+
+
+def timeout_of(headers: Mapping[str, str], timeout_s: float | None) -> float | None:
+    """Seconds that the client, and every gateway before it, gives the request: the least of what they say.
+
+    0 and less say nothing, as in Ray Serve. Raises InvalidRequestError for a header that is no number.
+    """
+    limits = [] if timeout_s is None else [timeout_s]
+    for name, unit_s in TIMEOUT_HEADERS.items():
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            limit = float(text) * unit_s
+        except ValueError:
+            limit = math.nan
+        if not math.isfinite(limit):
+            raise InvalidRequestError(f"{name} must be a number, not {text[:40]!r}", param=name)
+        if limit > 0:
+            limits.append(limit)
+    return min(limits, default=None)
 
 
 def session_of(headers: Mapping[str, str]) -> str | None:

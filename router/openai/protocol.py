@@ -97,6 +97,8 @@ class GenerationRequest(RequestBody):
     """The side that truncation cuts. Default left."""
     priority: int = 0
     """Lower runs first."""
+    timeout: float | None = Field(None, gt=0, le=1e6)
+    """Seconds within which the whole output must be there; after that the request ends with deadline_exceeded."""
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:\-]{1,128}$")
     """Used in the response's id; the header ``x-request-id`` comes first."""
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)

@@ -44,6 +44,9 @@ REQUEST = GenerateRequest(
     priority=-1,
     cache_salt="tenant",
     arrival=1.5,
+    tenant="t",
+    share=0.5,
+    deadline=2.5,
 )
 LOGPROB = TokenLogprob(9, -0.5, 2, ((8, -0.25), (9, -0.5)))
 DELTA = TokenDelta(

@@ -62,7 +62,9 @@ async def test_stream() -> None:
 async def test_what_the_engine_is_asked() -> None:
     frontend, generator = make(Script(by_token("x")), max_model_len=100)
     params = SamplingParams(stop=("z",), temperature=0.5)
-    stream = frontend.stream(ids("hello"), params, request_id="mine", priority=3, cache_salt="tenant")
+    stream = frontend.stream(
+        ids("hello"), params, request_id="mine", priority=3, cache_salt="tenant", tenant="t", share=2.0, timeout_s=4.0
+    )
     assert generator.requests == []
     async with aclosing(stream):
         async for _ in stream:
@@ -75,6 +77,9 @@ async def test_what_the_engine_is_asked() -> None:
         priority=3,
         cache_salt="tenant",
         arrival=12.5,
+        tenant="t",
+        share=2.0,
+        deadline=16.5,
     )
     assert request.packed_prompt == pack_tokens(ids("hello"))
 

@@ -335,6 +335,29 @@ async def test_every_key_opens_and_probes_need_none():
             assert (await client.get(path)).status_code == 401
 
 
+async def test_time_limits_come_from_the_body_and_from_headers_that_clients_and_gateways_send():
+    rig = Rig()
+
+    async def left(headers, **fields):
+        response = await rig.post("/v1/completions", {"prompt": "x", **fields}, headers=headers)
+        assert response.status_code == 200
+        request = rig.generator.requests[-1]
+        return request.deadline and round(request.deadline - request.arrival, 3)
+
+    assert await left({}) == 0
+    assert await left({}, timeout=2.5) == 2.5
+    assert await left({"Request-Timeout-Ms": "1500"}, timeout=2.5) == 1.5
+    assert await left({"X-Request-Timeout-Seconds": "3", "x-envoy-expected-rq-timeout-ms": "4000"}) == 3
+    assert await left({"x-litellm-timeout": "-1"}) == 0
+    for headers, fields in (
+        ({"request-timeout-ms": "soon"}, {}),
+        ({"x-litellm-timeout": "inf"}, {}),
+        ({}, {"timeout": 0}),
+    ):
+        response = await rig.post("/v1/completions", {"prompt": "x", **fields}, headers=headers)
+        assert response.status_code == 400, (headers, fields)
+
+
 async def test_a_session_is_named_by_a_header_or_the_body():
     rig = Rig()
 
