@@ -64,7 +64,6 @@ class WarmrootRequestRouter(RequestRouter):
         self._known: dict[ReplicaId, ServedReplica] = {}
         self._kinds = Kinds()
         self._strangers: dict[ReplicaId, ServedReplica] = {}
-        self._reserved: dict[str, Ticket] = {}
         self._find_bus = find_bus or find_bus_actor
         self._follower: asyncio.Task[None] | None = None
 
@@ -85,16 +84,23 @@ class WarmrootRequestRouter(RequestRouter):
         return [list(candidate_replicas)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica accepted: its prompt counts as cached there from now on."""
+        """A replica accepted: its prompt counts as cached there until ``result`` is complete, well or not.
+
+        Serve's ``on_request_completed`` would not do: it also tells, by the same id, of attempts that were rejected,
+        and it may come before this does.
+        """
         try:
-            self._reserve(pending_request, ReplicaId(replica_id.unique_id))
+            ticket = self._reserve(request_of(pending_request), ReplicaId(replica_id.unique_id))
         except Exception:
             logger.exception("a reservation failed")
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It ended, well or not."""
-        ticket = self._reserved.pop(internal_request_id, None)
-        if ticket is not None:
+            return
+        if ticket is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._core.finish, ticket))
+        except Exception:
+            logger.exception("nobody would tell when the request ends: it is not counted")
             self._core.finish(ticket)
 
     def _rank(
@@ -115,18 +121,18 @@ class WarmrootRequestRouter(RequestRouter):
         )
         return known
 
-    def _reserve(self, pending_request: PendingRequest, name: ReplicaId) -> None:
-        request, known = request_of(pending_request), self._known.get(name)
+    def _reserve(self, request: RoutingRequest, name: ReplicaId) -> Ticket | None:
+        known = self._known.get(name)
         if known is None or not request.tokens:
-            return
+            return None
         self._core.join(known)
         backlog_s = self._core.in_flight.backlog_s(name)
         ticket = self._core.assign(request, name)
-        self._reserved[request.request_id] = ticket
         if ticket.reservation is not None:
             # Serve does not tell when the first token came: believe the estimate.
             delay = backlog_s + ticket.reservation.prefill_s
             asyncio.get_running_loop().call_later(delay, self._core.in_flight.first_token, ticket.reservation)
+        return ticket
 
     def _follow(self) -> None:
         if self._follower is None:

@@ -1,6 +1,7 @@
 """The Serve request router, without a cluster: Serve's side is faked."""
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -145,17 +146,56 @@ async def test_it_never_raises_and_never_answers_nothing(make):
     router.on_request_routed(pending({"prompt_token_ids": LONG}), replica("a").replica_id, None)
 
 
+class Answer:
+    """As Serve's results: whoever asks when it is complete already is told at once, on another thread."""
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def add_done_callback(self, callback):
+        threading.Thread(target=lambda: (self.done.wait(), callback(None))).start()
+
+
+async def idle(router, name):
+    while router._core.in_flight.unfinished(ReplicaId(name)):
+        await asyncio.sleep(0.002)
+
+
 async def test_a_routed_prompt_counts_until_it_is_done(make):
-    router = await make()
+    router, answer = await make(), Answer()
     fresh = [7] * 64
     call = pending({"prompt_token_ids": fresh})
-    router.on_request_routed(call, replica("a").replica_id, None)
+    router.on_request_routed(call, replica("a").replica_id, answer)
     assert router._core.in_flight.unfinished(ReplicaId("a")) == 1
     for _ in range(5):
         again = pending({"prompt_token_ids": [*fresh, 8]})
         assert names(await router.choose_replicas([replica("a"), replica("b")], again))[0] == ["a"]
+    answer.done.set()
+    await idle(router, "a")
+
+
+async def test_a_call_that_was_over_before_it_counted_does_not_count_for_ever(make):
+    router, answer = await make(), Answer()
+    call = pending({"prompt_token_ids": LONG})
+    answer.done.set()
     router.on_request_completed(replica("a").replica_id, "r")
-    router.on_request_completed(replica("a").replica_id, "r")
+    router.on_request_routed(call, replica("a").replica_id, answer)
+    await idle(router, "a")
+
+
+async def test_a_rejected_attempt_takes_nothing_from_the_one_that_is_accepted(make):
+    router, answer = await make(), Answer()
+    call = pending({"prompt_token_ids": LONG})
+    router.on_request_routed(call, replica("b").replica_id, answer)
+    router.on_request_completed(replica("a").replica_id, "r")  # Serve tells late of the one it had cancelled
+    assert router._core.in_flight.unfinished(ReplicaId("b")) == 1
+    answer.done.set()
+    await idle(router, "b")
+
+
+async def test_a_result_that_cannot_tell_its_end_is_not_counted(make):
+    router = await make()
+    router.on_request_routed(pending({"prompt_token_ids": LONG}), replica("a").replica_id, None)
     assert router._core.in_flight.unfinished(ReplicaId("a")) == 0
 
 
