@@ -5,6 +5,7 @@ WarmrootError
 │   ├── InvalidRequestError        400
 │   │   └── ContextTooLongError    400  context_length_exceeded
 │   ├── AuthenticationError        401
+│   ├── PermissionDeniedError      403
 │   ├── ModelNotFoundError         404
 │   ├── PayloadTooLargeError       413
 │   ├── OverloadedError            429  with retry_after seconds
@@ -59,6 +60,13 @@ class AuthenticationError(ClientError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(ClientError):
+    """The API key is good, but not for this."""
+
+    status = 403
+    code = "permission_denied"
 
 
 class ModelNotFoundError(ClientError):

@@ -1,0 +1,1 @@
+"""Who may ask for what, and how much of it: keys, principals, rate limits, the audit log."""
