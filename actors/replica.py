@@ -93,13 +93,16 @@ class Replica:
     async def generate(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """For plain Serve handles: ``{"prompt_token_ids": [...], "params": {...}}`` in, deltas as dicts out.
 
-        ``params`` holds fields of SamplingParams. Every delta crosses Ray, which costs far more than the channel.
+        ``params`` holds fields of SamplingParams; ``cache_salt``, ``priority`` and ``request_id`` may stand beside it.
+        Every delta crosses Ray, which costs far more than the channel.
         """
         params = SamplingParams(**request.get("params", {}))
         source = GenerateRequest(
             request_id=RequestId(request.get("request_id") or f"serve-{uuid.uuid4().hex}"),
             prompt_token_ids=request["prompt_token_ids"],
             params=params if params.seed is not None else replace(params, seed=secrets.randbits(63)),
+            priority=request.get("priority", 0),
+            cache_salt=request.get("cache_salt", ""),
         )
         async with aclosing(self._deltas(source)) as deltas:
             async for delta in deltas:

@@ -180,8 +180,17 @@ async def test_plain_serve_handles_find_the_warm_replica(cluster: Cluster):
     raise AssertionError("plain handles do not follow the cache")
 
 
-async def plain_call(prompt_token_ids: list[int], max_tokens: int) -> list[dict[str, Any]]:
-    request = {"prompt_token_ids": prompt_token_ids, "params": {"max_tokens": max_tokens, "temperature": 0}}
+async def test_plain_serve_handles_keep_salts_apart(cluster: Cluster):
+    """The router looks for a prompt under its salt, so the engine must too."""
+    warm = await cluster.handle.generate("Salt and sentences. " * 12, warmroot.SamplingParams(max_tokens=1))
+    prompt = warm.prompt_token_ids
+    for number in range(8):
+        assert (await plain_call(prompt, 1, cache_salt=f"salt {number}"))[0]["cached_tokens"] == 0
+
+
+async def plain_call(prompt_token_ids: list[int], max_tokens: int, **fields: Any) -> list[dict[str, Any]]:
+    params = {"max_tokens": max_tokens, "temperature": 0}
+    request = {"prompt_token_ids": prompt_token_ids, "params": params, **fields}
     return [delta async for delta in replica_handle().options(stream=True).generate.remote(request)]
 
 
