@@ -186,7 +186,7 @@ class LocalGenerator:
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request {request.request_id} is running already", param="request_id")
         self._streams[request.request_id] = asyncio.Queue()
-        reason = None
+        reason: FinishReason | None = None
         try:
             # A request of this id may have been aborted just now: what it still had under way goes to that queue.
             await asyncio.sleep(0)
@@ -195,7 +195,7 @@ class LocalGenerator:
             while reason is None:
                 delta = await deltas.get()
                 reason = delta.finish_reason
-                if reason is FinishReason.ERROR:
+                if reason is not None and reason.is_failure:
                     raise EngineError(delta.error or "the engine has failed")
                 yield delta
         finally:

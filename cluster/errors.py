@@ -9,11 +9,14 @@ WarmrootError
 │   ├── ModelNotFoundError         404
 │   ├── PayloadTooLargeError       413
 │   ├── OverloadedError            429  with retry_after seconds
+│   │   └── RateLimitError             429  a key's or tenant's own limit
 │   └── ConfigError                     bad flag or configuration key
 └── ServerError            the cluster failed
     ├── ModelLoadError
     ├── ReplicaUnavailableError    503
-    │   └── RankLostError          503  rank_lost
+    │   ├── RankLostError          503  rank_lost
+    │   └── ReplicaLostError       503  replica_lost
+    ├── PoisonRequestError         500  poison_request
     ├── DeadlineExceededError      504
     └── EngineError                500
 """
@@ -95,6 +98,10 @@ class OverloadedError(ClientError):
         self.retry_after = retry_after
 
 
+class RateLimitError(OverloadedError):
+    """The key, or its tenant, has used what it has per minute; try again after ``retry_after`` seconds."""
+
+
 class ConfigError(ClientError):
     """A flag or configuration key is wrong; ``param`` is its path."""
 
@@ -119,6 +126,25 @@ class RankLostError(ReplicaUnavailableError):
     """A process of a gang has died, hangs, or is cut off; the message names it and what was waited for."""
 
     code = "rank_lost"
+
+
+class ReplicaLostError(ReplicaUnavailableError):
+    """The replica had accepted the request and cannot go on with it; another one can.
+
+    ``reason``: ``connection``, ``silence``, ``engine`` (it has failed) or ``draining`` (it stops, and hands it back).
+    """
+
+    code = "replica_lost"
+
+    def __init__(self, message: str, *, reason: str = "connection", param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
+class PoisonRequestError(ServerError):
+    """The request was running on several replicas as they died, and is not tried on another one."""
+
+    code = "poison_request"
 
 
 class DeadlineExceededError(ServerError):

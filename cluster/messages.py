@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from hashlib import blake2b
 from typing import Any
 
 from .ids import Epoch, ReplicaId, RequestId
@@ -17,6 +18,15 @@ class FinishReason(IntEnum):
     ERROR = 3
     DEADLINE = 4
     """Its deadline passed before it was done."""
+    LOST = 5
+    """The engine has failed, whatever this request was: it can go on elsewhere."""
+    HANDED_BACK = 6
+    """The replica is about to stop: it is to go on elsewhere."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the request has not got what it asked for, for want of an engine that does it."""
+        return self in (FinishReason.ERROR, FinishReason.LOST, FinishReason.HANDED_BACK)
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -31,6 +41,8 @@ class GenerateRequest:
     Lower ``priority`` runs first, as in vLLM. ``arrival`` is the sender's wall clock in seconds.
     ``tenant`` shares fairly with others of its priority, in proportion to ``share``; empty: the common one.
     ``deadline`` is the sender's wall clock by which it must be done; 0: none.
+    ``age`` is above 0 for a request that another replica had accepted: seconds since then. It is not refused for want
+    of room, and waits as if it had come that long ago.
     """
 
     request_id: RequestId
@@ -43,10 +55,22 @@ class GenerateRequest:
     tenant: str = ""
     share: float = 1.0
     deadline: float = 0.0
+    age: float = 0.0
     packed_prompt: bytes = field(default=b"", repr=False, compare=False)
     """``prompt_token_ids`` as ``hashing.pack_tokens`` makes them, from who has packed them already."""
     session: str = ""
     """Requests with the same one had better go to the same replica; empty: none. It does not travel there."""
+
+    @property
+    def seed(self) -> int:
+        """Of its draws: the one it brings, or one that follows from its id."""
+        own = self.params.seed
+        return derived_seed(self.request_id) if own is None else own
+
+
+def derived_seed(request_id: RequestId) -> int:
+    """A seed, 63 bits, for a request that nobody gave one."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +103,7 @@ class TokenDelta:
     stop_reason: int | None = None
     error: str | None = None
     replica: ReplicaId | None = None
-    """Who computed it: stamped on the first delta by the dispatcher."""
+    """Who computed it: stamped by the dispatcher on the first delta, and on the first one after a move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from ..cluster.errors import ReplicaUnavailableError, WarmrootError
+from ..cluster.errors import EngineError, ReplicaLostError, ReplicaUnavailableError, WarmrootError
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from . import wire
+from .silence import PING_S, Silence
 from .wire import WireError
 
-PING_S = 1.0
-SILENCE_S = 5.0
-"""A peer that says nothing for this long, not even pong, is gone."""
 CONNECT_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
@@ -38,7 +36,9 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> TokenDelta:
-        """The next delta. Raises ReplicaUnavailableError when connection or engine failed before the last one."""
+        """The next delta. Raises ReplicaLostError when the replica was lost or stops before the last one, EngineError
+        when the request itself failed.
+        """
         while not self._deltas:
             if self._error is not None:
                 raise self._error
@@ -75,14 +75,22 @@ class DeltaStream:
 class ChannelClient:
     """Keeps one connection to the replica that ``info`` describes, and comes back with a backoff when it breaks.
 
-    ``load`` is the replica's latest word on itself. ``on_change`` is called when ``connected`` changes.
+    ``load`` is the replica's latest word on itself. ``on_change`` is called when ``connected`` or ``draining`` changes.
     """
 
-    def __init__(self, info: ReplicaInfo, token: str, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        info: ReplicaInfo,
+        token: str,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
         self.info = info
+        self.on_change = on_change
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
         self._token = token
-        self._on_change = on_change
+        self._connect_timeout_s = connect_timeout_s
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -91,19 +99,24 @@ class ChannelClient:
         """Whether a request can be submitted now."""
         return self._connection is not None and self._connection.alive
 
+    @property
+    def draining(self) -> bool:
+        """Whether the replica takes no more requests, and finishes what it has."""
+        return self._connection is not None and self._connection.draining
+
     def start(self) -> None:
         """Connect in the background."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"channel {self.info.replica}")
 
     async def close(self) -> None:
-        """Disconnect; open streams fail with ReplicaUnavailableError."""
+        """Disconnect; open streams fail with ReplicaLostError."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def submit(self, request: GenerateRequest) -> DeltaStream:
-        """Its deltas, once the replica accepted it. Raises what the replica refused it with, or
-        ReplicaUnavailableError without a connection.
+        """Its deltas, once the replica accepted it. Raises what the replica refused it with, ReplicaLostError when the
+        connection breaks before the answer, ReplicaUnavailableError without a connection.
         """
         if self._connection is None or not self._connection.alive:
             raise ReplicaUnavailableError(f"not connected to {self.info.replica}")
@@ -124,19 +137,17 @@ class ChannelClient:
         host, _, port = self.info.address.rpartition(":")
         loop = asyncio.get_running_loop()
         open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port))
-        _, connection = await asyncio.wait_for(open_connection, CONNECT_TIMEOUT_S)
+        _, connection = await asyncio.wait_for(open_connection, self._connect_timeout_s)
         try:
-            ack = await asyncio.wait_for(connection.greet(self._token), CONNECT_TIMEOUT_S)
+            ack = await asyncio.wait_for(connection.greet(self._token), self._connect_timeout_s)
             if (ack.info.replica, ack.info.epoch) != (self.info.replica, self.info.epoch):
                 raise WireError(f"{self.info.address} is now {ack.info.replica} of epoch {ack.info.epoch}")
             self.load, self._connection = ack.load, connection
-            self._on_change()
+            self.on_change()
             await connection.live()
         finally:
+            self._connection = None
             connection.cut()
-            if self._connection is not None:
-                self._connection = None
-                self._on_change()
 
 
 class _Connection(asyncio.Protocol):
@@ -150,8 +161,9 @@ class _Connection(asyncio.Protocol):
         self._answers: dict[RequestId, asyncio.Future[None]] = {}
         self._ack: asyncio.Future[wire.HelloAck] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
-        self._heard = loop.time()
+        self._silence = Silence(loop.time)
         self._reason: WarmrootError | None = None
+        self.draining = False
 
     @property
     def alive(self) -> bool:
@@ -164,22 +176,25 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         replica = self._client.info.replica
-        why = self._reason or ReplicaUnavailableError(f"lost the connection to {replica}: {exc or 'closed'}")
-        if not self._ack.done():
+        why = self._reason or ReplicaLostError(f"lost the connection to {replica}: {exc or 'closed'}")
+        greeted = self._ack.done()
+        if not greeted:
             self._ack.set_exception(why)
             self._ack.exception()  # read, so that a caller that timed out leaves no warning behind
+        self._lost.set_result(None)
+        if greeted:  # before anyone hears of it who would choose a replica again
+            self._client.on_change()
+        reason = why.reason if isinstance(why, ReplicaLostError) else "connection"
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(ReplicaUnavailableError(str(why)))
+                answer.set_exception(ReplicaLostError(str(why), reason=reason))
         for stream in self._streams.values():
-            stream.fail(ReplicaUnavailableError(str(why)))
+            stream.fail(ReplicaLostError(str(why), reason=reason))
         self._answers.clear()
         self._streams.clear()
-        if not self._lost.done():
-            self._lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._silence.heard()
         self._frames.feed(data)
         try:
             while not self._transport.is_closing() and (body := self._frames.next()) is not None:
@@ -191,17 +206,18 @@ class _Connection(asyncio.Protocol):
 
     async def greet(self, token: str) -> wire.HelloAck:
         self._send(wire.Hello(token))
+        self._silence.asked()
         return await self._ack
 
     async def live(self) -> None:
         """Until the connection is lost; notices a silent peer."""
-        loop = asyncio.get_running_loop()
         while not self._lost.done():
             await asyncio.wait([self._lost], timeout=PING_S)
-            if loop.time() - self._heard > SILENCE_S:
-                self._reason = ReplicaUnavailableError(f"{self._client.info.replica} fell silent")
+            if self._silence.too_long(PING_S):
+                self._reason = ReplicaLostError(f"{self._client.info.replica} fell silent", reason="silence")
                 self.cut()
             self._send(wire.Ping())
+            self._silence.asked()
 
     async def submit(self, request: GenerateRequest) -> DeltaStream:
         request_id = request.request_id
@@ -242,6 +258,8 @@ class _Connection(asyncio.Protocol):
                 self._client.load = load
             case wire.HelloAck() if not self._ack.done():
                 self._ack.set_result(message)
+            case wire.Draining():
+                self._drain()
             case wire.Failure(error):
                 self._reason = error
                 self.cut()
@@ -254,10 +272,22 @@ class _Connection(asyncio.Protocol):
             return
         if delta.finish_reason is not None:
             del self._streams[delta.request_id]
-        if delta.finish_reason is FinishReason.ERROR:
-            stream.fail(ReplicaUnavailableError(f"{self._client.info.replica} failed: {delta.error}"))
-        else:
-            stream.put(delta)
+        replica = self._client.info.replica
+        match delta.finish_reason:
+            case FinishReason.ERROR:
+                stream.fail(EngineError(f"{replica} failed on the request: {delta.error}"))
+            case FinishReason.LOST:
+                self._drain()  # its engine has lost all that it had
+                stream.fail(ReplicaLostError(f"{replica} failed: {delta.error}", reason="engine"))
+            case FinishReason.HANDED_BACK:
+                stream.fail(ReplicaLostError(f"{replica} is about to stop", reason="draining"))
+            case _:
+                stream.put(delta)
+
+    def _drain(self) -> None:
+        if not self.draining:
+            self.draining = True
+            self._client.on_change()
 
     def _abort(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)

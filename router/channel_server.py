@@ -3,15 +3,25 @@
 import asyncio
 import hmac
 import logging
+from collections.abc import Iterable
 from typing import Protocol, cast
 
-from ..cluster.errors import AuthenticationError, EngineError, InvalidRequestError, WarmrootError
+from ..cluster.errors import (
+    AuthenticationError,
+    EngineError,
+    InvalidRequestError,
+    ReplicaUnavailableError,
+    WarmrootError,
+)
 from ..cluster.ids import RequestId
-from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
-from . import wire
+from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
+from . import silence, wire
+from .silence import PING_S
 from .wire import WireError
 
 HELLO_TIMEOUT_S = 5.0
+FLUSH_S = 1.0
+"""What was sent last may take so long to leave when the channel is closed."""
 MAX_UNSENT_BYTES = 64 * 2**20
 """An ingress that reads this far too slowly is cut off."""
 
@@ -40,11 +50,15 @@ class ReplicaService(Protocol):
 
 
 class ChannelServer:
-    """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret."""
+    """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret.
+
+    An ingress that asks nothing any more, not even for a pong, is gone: its requests are aborted.
+    """
 
     def __init__(self, service: ReplicaService, token: str) -> None:
         self.service = service
         self.owners: dict[RequestId, _Connection] = {}
+        self.draining = False
         self._token = token
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -53,16 +67,42 @@ class ChannelServer:
         """Listen; returns ``host:port``, with the port that was free if 0 was asked for."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), host, port)
+        self._watch = loop.create_task(self._watch_for_silence())
         bound = cast("tuple[str, int]", self._server.sockets[0].getsockname()[:2])
         return f"{bound[0]}:{bound[1]}"
 
     async def close(self) -> None:
-        """Stop listening and cut every connection, which aborts its requests."""
+        """Stop listening and end every connection, which aborts its requests. What was pushed still goes out."""
         if self._server is not None:
             self._server.close()
+            self._watch.cancel()
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FLUSH_S
+        while self._connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.cut()
         await asyncio.sleep(0)
+
+    def drain(self) -> None:
+        """Take no more requests, and tell all who could send some."""
+        self.draining = True
+        for connection in self._connections:
+            connection.tell_that_it_drains()
+
+    def hand_back(self, request_ids: Iterable[RequestId]) -> None:
+        """End requests here, with a word that they are to go on elsewhere. Deltas pushed later are dropped."""
+        for request_id in list(request_ids):
+            self.service.abort(request_id)
+        self.push(
+            [
+                TokenDelta(request_id=request_id, index=0, token_ids=[], finish_reason=FinishReason.HANDED_BACK)
+                for request_id in request_ids
+            ]
+        )
 
     def push(self, deltas: list[TokenDelta]) -> None:
         """Send the deltas of one engine step: one message per connection. Call it on the server's event loop."""
@@ -93,6 +133,12 @@ class ChannelServer:
             connection.disown(request_id)
             self.service.abort(request_id)
 
+    async def _watch_for_silence(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            for connection in list(self._connections):
+                connection.check_silence()
+
 
 class _Connection(asyncio.Protocol):
     """One ingress."""
@@ -102,6 +148,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._frames = wire.FrameDecoder(wire.MAX_HELLO_BYTES)
         self._trusted = False
+        self._silent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -113,6 +160,7 @@ class _Connection(asyncio.Protocol):
         self._server.left(self)
 
     def data_received(self, data: bytes) -> None:
+        self._silent_s = 0.0
         self._frames.feed(data)
         try:
             while not self._transport.is_closing() and (body := self._frames.next()) is not None:
@@ -136,6 +184,19 @@ class _Connection(asyncio.Protocol):
     def disown(self, request_id: RequestId) -> None:
         self.requests.discard(request_id)
         self._server.owners.pop(request_id, None)
+
+    def tell_that_it_drains(self) -> None:
+        if self._trusted:
+            self._send(wire.Draining())
+
+    def check_silence(self) -> None:
+        self._silent_s += PING_S
+        if self._silent_s > silence.MOST_S:
+            logger.warning("cutting off an ingress that fell silent: %s", self._transport.get_extra_info("peername"))
+            self.cut()
+
+    def close(self) -> None:
+        self._transport.close()
 
     def cut(self) -> None:
         self._transport.abort()
@@ -166,10 +227,14 @@ class _Connection(asyncio.Protocol):
         self._deadline.cancel()
         self._frames.limit = wire.MAX_FRAME_BYTES
         self._send(wire.HelloAck(self._server.service.info, self._server.service.load()))
+        if self._server.draining:
+            self.tell_that_it_drains()
 
     def _submit(self, request: GenerateRequest) -> None:
         service = self._server.service
         try:
+            if self._server.draining:
+                raise ReplicaUnavailableError(f"{service.info.replica} is about to stop")
             if request.request_id in self._server.owners:
                 raise InvalidRequestError(f"request {request.request_id} is already running", param="request_id")
             service.submit(request)

@@ -63,7 +63,7 @@ class ChoiceWriter:
         the request's time is up.
         """
         reason = delta.finish_reason
-        if reason is FinishReason.ERROR:
+        if reason is not None and reason.is_failure:
             raise EngineError(delta.error or "the engine failed")
         if reason is FinishReason.DEADLINE:
             raise DeadlineExceededError(delta.error or "the request's deadline passed")

@@ -99,13 +99,18 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    """The replica takes no more requests over this connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why the sender closes the connection."""
 
     error: WarmrootError
 
 
-Message = Hello | HelloAck | Submit | Abort | Accepted | Rejected | Deltas | Ping | Pong | Failure
+Message = Hello | HelloAck | Submit | Abort | Accepted | Rejected | Deltas | Ping | Pong | Failure | Draining
 
 
 def encode(message: Message) -> bytes:
@@ -163,6 +168,7 @@ _KINDS: tuple[type[Message], ...] = (
     Ping,
     Pong,
     Failure,
+    Draining,
 )
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
@@ -184,7 +190,7 @@ def _to_wire(message: Message) -> list[Any]:
             return [kind, request_id, _load_to_wire(load)]
         case Rejected(request_id, error, load):
             return [kind, request_id, _error_to_wire(error), _load_to_wire(load)]
-        case Ping():
+        case Ping() | Draining():
             return [kind]
         case Pong(load):
             return [kind, _load_to_wire(load)]
@@ -211,8 +217,8 @@ def _from_wire(wire: list[Any]) -> Message:
             return Accepted(RequestId(request_id), _load_from_wire(load))
         case "Rejected", [str(request_id), error, load]:
             return Rejected(RequestId(request_id), _error_from_wire(error), _load_from_wire(load))
-        case "Ping", []:
-            return Ping()
+        case ("Ping" | "Draining") as name, []:
+            return Ping() if name == "Ping" else Draining()
         case "Pong", [load]:
             return Pong(_load_from_wire(load))
         case "Failure", [error]:
@@ -233,11 +239,12 @@ def _request_to_wire(request: GenerateRequest) -> list[Any]:
         request.tenant,
         request.share,
         request.deadline,
+        request.age,
     ]
 
 
 def _request_from_wire(wire: list[Any]) -> GenerateRequest:
-    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline = wire
+    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age = wire
     return GenerateRequest(
         request_id=RequestId(_typed(request_id, str)),
         prompt_token_ids=_unpack_tokens(prompt),
@@ -249,6 +256,7 @@ def _request_from_wire(wire: list[Any]) -> GenerateRequest:
         tenant=_typed(tenant, str),
         share=float(share),
         deadline=float(deadline),
+        age=float(age),
     )
 
 

@@ -80,13 +80,13 @@ class Engine:
         """
         self._check_alive()
         self._validate(source)
-        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs:
+        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs and not source.age:
             raise OverloadedError(
                 f"{len(self.scheduler.waiting)} requests are waiting already",
                 retry_after=self._throughput.wait_s(self.scheduler.waiting.num_tokens),
             )
         self._num_added += 1
-        order = (self._clock() + source.priority * self.config.priority_age_s, self._num_added)
+        order = (self._clock() - source.age + source.priority * self.config.priority_age_s, self._num_added)
         try:
             request = Request(source, salted(self.namespace, source.cache_salt), self.max_tokens, order)
         except (OverflowError, TypeError) as error:
@@ -233,13 +233,13 @@ class Engine:
         )
 
     def fail(self, message: str) -> list[TokenDelta]:
-        """The executor is lost: every request ends with an error, and nothing can be added any more."""
+        """The executor is lost: every request ends as one that can go on elsewhere. Nothing can be added any more."""
         self._failure = message
         self._in_flight.clear()
         deltas = self.take_pending()
         for request in self._requests.values():
             if request.status is not Status.FINISHED:
-                deltas.append(_last_delta(request, FinishReason.ERROR, None, message))
+                deltas.append(_last_delta(request, FinishReason.LOST, None, message))
             request.num_in_flight = 0
         self.scheduler.remove(self._requests.values())
         self._requests.clear()

@@ -171,7 +171,7 @@ class JointEngine:
             owed.pop(request_id, None)
 
     def fail(self, message: str) -> list[TokenDelta]:
-        """The executor is lost: every request ends with an error, and nothing can be added any more."""
+        """See ``Engine``."""
         self._failure = message
         self._in_flight.clear()
         return [delta for engine in self.engines for delta in engine.fail(message)]

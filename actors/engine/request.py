@@ -2,7 +2,6 @@
 
 from array import array
 from enum import IntEnum
-from hashlib import blake2b
 
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import FinishReason, GenerateRequest, TokenLogprob
@@ -73,7 +72,7 @@ class Request:
         wanted = source.params.max_tokens
         self.max_tokens = limit if wanted is None else min(limit, self.num_prompt + wanted)
         """Of prompt and output together."""
-        self.seed = _seed(source.request_id) if source.params.seed is None else source.params.seed
+        self.seed = source.seed
         self.order = order
         self.status = Status.WAITING
         self.num_computed = 0
@@ -97,7 +96,7 @@ class Request:
         """Whether the ranks have it."""
         self.num_sent_blocks = 0
         self.cached_tokens: int | None = None
-        """Prompt tokens found in the cache when it first started."""
+        """Tokens of its prompt, and of the output that it came with, found in the cache when it first started."""
         self.reported = False
         """Whether a first delta has gone out."""
         wants_prompt = source.params.prompt_logprobs is not None and not source.output_token_ids
@@ -156,8 +155,3 @@ class Request:
             if last in self.params.stop_token_ids:
                 return FinishReason.STOP, last
         return (FinishReason.LENGTH, None) if len(self.tokens) >= self.max_tokens else None
-
-
-def _seed(request_id: RequestId) -> int:
-    """A seed for a request that nobody gave one: the same wherever it is resumed."""
-    return int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little") >> 1

@@ -237,7 +237,7 @@ class Scheduler:
         request.lease = lease
         request.num_computed = request.num_scheduled = computed
         if request.cached_tokens is None:
-            request.cached_tokens = min(computed, request.num_prompt)
+            request.cached_tokens = computed
         work.chunks[request] = chunk
         work.budget -= chunk
         return True

@@ -13,7 +13,7 @@ from warmroot.cluster.errors import (
 from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
 from warmroot.cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from warmroot.cluster.sampling_params import SamplingParams
-from warmroot.router import channel_client, channel_server, wire
+from warmroot.router import channel_client, channel_server, silence, wire
 from warmroot.router.channel_client import ChannelClient
 from warmroot.router.channel_server import ChannelServer
 
@@ -281,7 +281,7 @@ async def test_silence_before_hello_is_not_waited_for(service, connect, monkeypa
 
 async def test_a_client_notices_a_silent_replica(monkeypatch):
     monkeypatch.setattr(channel_client, "PING_S", 0.02)
-    monkeypatch.setattr(channel_client, "SILENCE_S", 0.1)
+    monkeypatch.setattr(silence, "LEAST_S", 0.1)
     service = Service()
 
     async def mute(reader, writer):

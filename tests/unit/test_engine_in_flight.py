@@ -114,7 +114,7 @@ def test_a_failure_ends_what_is_in_flight():
     h = harness(fail_at=2)
     h.add("a", PROMPT, max_tokens=9)
     h.run()
-    assert h.finish("a") is FinishReason.ERROR and h.output("a") == OUTPUT[:1]
+    assert h.finish("a") is FinishReason.LOST and h.output("a") == OUTPUT[:1]
     assert h.engine.num_in_flight == 0 and h.engine.cache.pool.num_used == 0
 
 

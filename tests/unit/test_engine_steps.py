@@ -370,7 +370,7 @@ def test_a_failed_step_ends_everything_with_an_error():
         harness.add(name, PROMPT, max_tokens=8)
     harness.run()
     for name in "abc":
-        assert harness.finish(name) is FinishReason.ERROR
+        assert harness.finish(name) is FinishReason.LOST
         assert harness.deltas[name][-1].error == "scripted failure"
     assert not harness.engine.has_work and harness.engine.cache.pool.num_used == 0
     with pytest.raises(EngineError, match="scripted failure"):
@@ -382,7 +382,7 @@ def test_an_executor_that_raises_is_a_failed_step():
     harness.executor.submit = lambda plan: 1 / 0
     harness.add("a", PROMPT)
     (delta,) = harness.step()
-    assert delta.finish_reason is FinishReason.ERROR and "ZeroDivisionError" in delta.error
+    assert delta.finish_reason is FinishReason.LOST and "ZeroDivisionError" in delta.error
     with pytest.raises(EngineError):
         harness.step()
 

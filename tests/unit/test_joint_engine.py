@@ -144,7 +144,7 @@ def test_a_failed_step_ends_the_requests_of_all_groups():
     for name in "abc":
         h.add(name, PROMPT, max_tokens=20)
     h.run()
-    assert all(h.finish(name) is FinishReason.ERROR for name in "abc")
+    assert all(h.finish(name) is FinishReason.LOST for name in "abc")
     assert {h.deltas[name][-1].error for name in "abc"} == {"scripted failure"}
     with pytest.raises(EngineError, match="scripted failure"):
         h.add("d", PROMPT)

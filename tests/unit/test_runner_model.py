@@ -172,7 +172,7 @@ def test_a_failing_step_is_one_line(decoder, caplog):
     runner = make_runner(decoder)
     engine = make_engine(runner)
     deltas = run(engine, request("a", prompt=[5, 100_000]))["a"]  # no vocab_size in the engine's configuration
-    assert deltas[-1].finish_reason is FinishReason.ERROR
+    assert deltas[-1].finish_reason is FinishReason.LOST
     assert "IndexError" in deltas[-1].error and "\n" not in deltas[-1].error
     assert "Traceback" in caplog.text
     # A plan without sequences only clears up.

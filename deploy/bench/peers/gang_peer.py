@@ -17,7 +17,7 @@ from ....actors.parallel.spawn import RankProcesses
 from ....actors.runner.load import KvMemoryConfig
 from ....cluster.errors import EngineError
 from ....cluster.ids import BlockHash, RequestId
-from ....cluster.messages import FinishReason, GenerateRequest, TokenDelta
+from ....cluster.messages import GenerateRequest, TokenDelta
 from ....cluster.parallel_layout import ParallelLayout
 from ....cluster.sampling_params import SamplingParams
 from ....cluster.topology import Topology
@@ -145,7 +145,7 @@ class GangBackend:
 def _stepped(engine: Engine | JointEngine) -> list[TokenDelta]:
     deltas = engine.step()
     for delta in deltas:
-        if delta.finish_reason is FinishReason.ERROR:
+        if delta.finish_reason is not None and delta.finish_reason.is_failure:
             raise EngineError(delta.error or "the engine failed")
     return deltas
 

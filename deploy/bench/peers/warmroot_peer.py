@@ -14,7 +14,7 @@ from ....actors.engine.config import EngineConfig
 from ....actors.engine.engine import Engine
 from ....cluster.errors import EngineError
 from ....cluster.ids import BlockHash, RequestId
-from ....cluster.messages import FinishReason, GenerateRequest, TokenDelta
+from ....cluster.messages import GenerateRequest, TokenDelta
 from ....cluster.sampling_params import SamplingParams
 from .protocol import Job, News, serve
 from .step_cost import measure_steps
@@ -98,7 +98,7 @@ def _stepped(engine: Engine) -> list[TokenDelta]:
     deltas = engine.step()
     engine.drain_events()
     for delta in deltas:
-        if delta.finish_reason is FinishReason.ERROR:
+        if delta.finish_reason is not None and delta.finish_reason.is_failure:
             raise EngineError(delta.error or "the engine failed")
     return deltas
 
