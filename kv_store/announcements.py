@@ -4,36 +4,37 @@ Whatever does not decode raises ValueError, which names the fault.
 """
 
 import dataclasses
+import math
 import zlib
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import ModelCard, RankInfo, ReplicaInfo, StartupNote
+from .hashing import HASH_BYTES, TOKEN_BYTES
 from .hot_prefixes import HotPrefix
 
 _MAX_CARD_BYTES = 256 * 2**20
 _Value = TypeVar("_Value", ReplicaInfo, RankInfo, ModelCard, StartupNote)
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "epoch": int,
-    "kv_namespace": bytes,
-    "block_size": int,
-    "kv_total_blocks": int,
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "max_model_len": int,
-    "prefill_tokens_per_s": (int, float),
-    "decode_step_s": (int, float),
-    "pid": int,
-    "num_threads": int,
-    "ranks": tuple,
-    "rank": int,
-    "stage": int,
-    "memory_bytes": int,
-    "last_step": int,
+_AT_LEAST_ONE = frozenset(
+    ("block_size", "kv_total_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
+)
+
+
+def _types_of(annotation: Any) -> tuple[type, ...]:
+    """What ``isinstance`` takes for an annotation; an int is a float."""
+    if isinstance(annotation, UnionType):
+        return tuple(kind for member in get_args(annotation) for kind in _types_of(member))
+    plain = getattr(annotation, "__supertype__", annotation)
+    return (int, float) if plain is float else (get_origin(plain) or plain,)
+
+
+_TYPES = {
+    kind: {spec.name: _types_of(spec.type) for spec in dataclasses.fields(kind)}
+    for kind in (ReplicaInfo, RankInfo, ModelCard, StartupNote)
 }
-"""Fields of ReplicaInfo and RankInfo that are no text."""
 
 
 def info_to_wire(info: ReplicaInfo) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def unpack_card(data: bytes) -> ModelCard:
     inflater = zlib.decompressobj()
     try:
         fields = _unpack(inflater.decompress(data, _MAX_CARD_BYTES))
-        return ModelCard(**fields | {"names": tuple(fields["names"])})
+        return _checked(ModelCard(**fields | {"names": tuple(map(str, fields["names"]))}))
     except (zlib.error, TypeError, KeyError) as error:
         raise ValueError(f"not a model's card: {error}") from error
 
@@ -86,7 +87,7 @@ def pack_note(note: StartupNote) -> bytes:
 def unpack_note(data: bytes) -> StartupNote:
     """Inverse of ``pack_note``."""
     try:
-        return StartupNote(**_unpack(data))
+        return _checked(StartupNote(**_unpack(data)))
     except TypeError as error:
         raise ValueError(f"not a note of a start: {error}") from error
 
@@ -100,11 +101,7 @@ def pack_hot(prefixes: list[HotPrefix]) -> bytes:
 def unpack_hot(data: bytes) -> list[HotPrefix]:
     """Inverse of ``pack_hot``."""
     try:
-        rows = _unpack(zlib.decompressobj().decompress(data, _MAX_CARD_BYTES))
-        return [
-            HotPrefix(BlockHash(bytes(root)), int(size), bytes(tokens), float(heat), float(load), str(salt))
-            for root, size, tokens, heat, load, salt in rows
-        ]
+        return [_hot(*row) for row in _unpack(zlib.decompressobj().decompress(data, _MAX_CARD_BYTES))]
     except (zlib.error, TypeError) as error:
         raise ValueError(f"not a list of hot prefixes: {error}") from error
 
@@ -114,11 +111,24 @@ def unpack_rows(data: bytes) -> list[list[Any]]:
     return cast("list[list[Any]]", msgpack.unpackb(data, raw=True))  # pyright: ignore[reportUnknownMemberType]
 
 
+def _hot(root: Any, size: Any, tokens: Any, heat: Any, load: Any, salt: Any) -> HotPrefix:
+    if not isinstance(root, bytes) or len(root) != HASH_BYTES or not isinstance(tokens, bytes):
+        raise ValueError(f"a hot prefix needs a namespace of {HASH_BYTES} bytes and packed tokens")
+    if type(size) is not int or not 0 < size < 2**31 or len(tokens) % (size * TOKEN_BYTES):
+        raise ValueError(f"a hot prefix of {len(tokens)} bytes has no whole blocks of {size!r:.40} tokens")
+    if not (0 <= heat < math.inf and 0 <= load < math.inf):
+        raise ValueError(f"a hot prefix must not have heat {heat!r:.40} and load {load!r:.40}")
+    return HotPrefix(BlockHash(root), size, tokens, float(heat), float(load), str(salt))
+
+
 def _checked(value: _Value) -> _Value:
-    for spec in dataclasses.fields(value):
-        found: Any = getattr(value, spec.name)
-        if not isinstance(found, _TYPES.get(spec.name, str)):
-            raise ValueError(f"{type(value).__name__}.{spec.name} must not be {type(found).__name__}")
+    for name, types in _TYPES[type(value)].items():
+        found: Any = getattr(value, name)
+        if not isinstance(found, types):
+            raise ValueError(f"{type(value).__name__}.{name} must not be {type(found).__name__}")
+        least = 1 if name in _AT_LEAST_ONE else 0
+        if isinstance(found, (int, float)) and name != "seed" and not least <= found < math.inf:
+            raise ValueError(f"{type(value).__name__}.{name} must not be {found!r:.40}")
     return value
 
 

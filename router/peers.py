@@ -5,6 +5,7 @@ the prompts just sent: hashes of their first 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, ...
 that a prefix is being computed somewhere, without the prompt itself having travelled.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -102,8 +103,8 @@ class Peers:
             if version != _VERSION or not isinstance(name, str):
                 raise ValueError(f"version must be {_VERSION}, got {version!r:.40}")
             heard = {ReplicaId(str(replica)): _load_from_wire(load) for replica, load in loads.items()}
-            prefixes = [(ReplicaId(str(replica)), float(lasts_s), bytes(marks)) for replica, lasts_s, marks in fresh]
-        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            prefixes = [_fresh_from_wire(*reservation) for reservation in fresh]
+        except (ValueError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
             raise ValueError(f"not a word of a router: {error}"[:200]) from error
         if name != self.name:
             self._take(name, heard, everything=bool(everything))
@@ -211,9 +212,16 @@ def _fresh_to_wire(reservation: Reservation) -> tuple[str, float, bytes]:
     return reservation.replica, reservation.prefill_s, b"".join(mark for _, mark in fingerprint(reservation.prefix))
 
 
+def _fresh_from_wire(replica: Any, lasts_s: Any, marks: Any) -> tuple[ReplicaId, float, bytes]:
+    if not isinstance(marks, bytes) or math.isnan(lasts_s):
+        raise ValueError(f"no fingerprints of a prompt: {marks!r:.40}, {lasts_s!r:.40}")
+    return ReplicaId(str(replica)), float(lasts_s), marks
+
+
 def _load_from_wire(wire: Any) -> PeerLoad:
     unfinished, context_tokens, sent_tokens, backlog_s = wire
     load = PeerLoad(int(unfinished), int(context_tokens), int(sent_tokens), float(backlog_s))
-    if not (load.unfinished >= 0 and load.context_tokens >= 0 and load.sent_tokens >= 0 and 0 <= load.backlog_s < 1e6):
+    counts = load.unfinished, load.context_tokens, load.sent_tokens
+    if not (all(0 <= count < 2**63 for count in counts) and 0 <= load.backlog_s < 1e6):
         raise ValueError(f"a load must not be {load}")
     return load

@@ -161,7 +161,7 @@ def _answer_to_wire(answer: SequenceResult) -> list[Any]:
         _logprobs_to_wire(answer.prompt_logprobs),
         *_draft_to_wire(answer.draft),
     ]
-    while wire[-1] is None:
+    while len(wire) > 2 and wire[-1] is None:
         wire.pop()
     return wire
 
