@@ -1,8 +1,10 @@
 """An incremental reader of one HTTP response that streams server-sent events. Lean: it shares cores with the server."""
 
 from collections.abc import Mapping
+from math import inf
 
 DONE = b"[DONE]"
+_MOST_DIGITS = 16
 
 
 class SseReader:
@@ -18,20 +20,25 @@ class SseReader:
         self._raw = b""
         self._text = b""
         self._chunked = False
-        self._length = 0
+        self._missing = 0.0
+        """Bytes of the body that are still to come."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads of the events that ``data`` completes, ``[DONE]`` left out."""
+        """The payloads of the events that ``data`` completes, ``[DONE]`` left out.
+
+        Raises ValueError for what is no HTTP response.
+        """
         self._raw += data
         if not self.status and not self._read_head():
             return []
         if self._chunked:
             self._read_chunks()
         else:
-            self._text += self._raw
-            self._length -= len(self._raw)
-            self._raw = b""
-            self.complete = self._length <= 0
+            taken = self._raw if len(self._raw) <= self._missing else self._raw[: int(self._missing)]
+            self._text += taken
+            self._missing -= len(taken)
+            self._raw = self._raw[len(taken) :]
+            self.complete = not self._missing
         return self._events()
 
     def _read_head(self) -> bool:
@@ -39,20 +46,24 @@ class SseReader:
         if not end:
             return False
         status, *lines = head.decode("latin-1").split("\r\n")
-        self.status = int(status.split(" ", 2)[1])
+        version, _, code = status.partition(" ")
+        self.status = _number(code[:3], 10)
+        if not version.startswith("HTTP/") or self.status < 100:
+            raise ValueError(f"no HTTP response: {status!r:.40}")
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
-        self._length = int(self.headers.get("content-length", 0))
+        length = self.headers.get("content-length")
+        self._missing = inf if length is None else _number(length, 10)  # without one, until the server closes
         self._raw = rest
         return True
 
     def _read_chunks(self) -> None:
         raw, at = self._raw, 0
-        while True:
+        while not self.complete:
             line_end = raw.find(b"\r\n", at)
             if line_end < 0:
                 break
-            size = int(raw[at:line_end].partition(b";")[0], 16)
+            size = _number(raw[at:line_end].partition(b";")[0].decode("latin-1").strip(), 16)
             end = line_end + 2 + size
             if len(raw) < end + 2:
                 break
@@ -70,3 +81,10 @@ class SseReader:
         *events, self._text = self._text.split(b"\n\n")
         payloads = [event[6:] for event in events if event.startswith(b"data: ")]
         return [payload for payload in payloads if payload != DONE]
+
+
+def _number(text: str, base: int) -> int:
+    """Digits and nothing else: ``int`` takes signs, and a negative length would be read for ever."""
+    if not text.isascii() or not text.isalnum() or len(text) > _MOST_DIGITS:
+        raise ValueError(f"not a number: {text!r:.40}")
+    return int(text, base)

@@ -49,6 +49,10 @@ def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
+_NO_JSON = (ValueError, RecursionError)
+"""What texts that are not JSON, or nested without end, make a parser raise."""
+
+
 class Endpoint:
     """HTTP client of one endpoint. Every failure is a WarmrootError that says what to do."""
 
@@ -71,8 +75,8 @@ class Endpoint:
         _check(response)
         try:
             return response.json()
-        except ValueError as error:
-            raise EngineError(f"{self.url}{path} does not answer as a Warmroot endpoint does") from error
+        except _NO_JSON as error:
+            raise self._foreign(path) from error
 
     def ready(self) -> bool:
         """Whether a replica is ready."""
@@ -81,10 +85,13 @@ class Endpoint:
 
     def model(self) -> str:
         """Name of the first served model."""
-        models = self.get("/v1/models")["data"]
-        if not models:
+        try:
+            names = [str(model["id"]) for model in self.get("/v1/models")["data"]]
+        except (KeyError, TypeError) as error:
+            raise self._foreign("/v1/models") from error
+        if not names:
             raise ReplicaUnavailableError(f"{self.url} serves no model yet")
-        return models[0]["id"]
+        return names[0]
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed answer. Closing the iterator aborts the request."""
@@ -98,12 +105,24 @@ class Endpoint:
                 if data == "[DONE]":
                     return
                 if data:
-                    yield _chunk(data)
+                    yield self._chunk(path, data)
         raise EngineError(f"{self.url} closed the stream before its end")
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _chunk(self, path: str, data: str) -> dict[str, Any]:
+        try:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise EngineError(str(chunk["error"]["message"]))
+            return dict(chunk)
+        except (*_NO_JSON, KeyError, TypeError) as error:
+            raise self._foreign(path) from error
+
+    def _foreign(self, path: str) -> EngineError:
+        return EngineError(f"{self.url}{path} does not answer as a Warmroot endpoint does")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -129,20 +148,13 @@ def _host(url: str) -> str:
     return parsed.host
 
 
-def _chunk(data: str) -> dict[str, Any]:
-    chunk = json.loads(data)
-    if "error" in chunk:
-        raise EngineError(chunk["error"]["message"])
-    return chunk
-
-
 def _check(response: httpx.Response) -> None:
     """Raise the error that the response's body tells of."""
     if not response.is_error:
         return
     try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+        message = str(response.json()["error"]["message"])
+    except (*_NO_JSON, KeyError, TypeError):
         message = f"{response.url} answers {response.status_code} {response.reason_phrase}"
     raise _error_of(response.status_code, message)
 

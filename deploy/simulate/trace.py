@@ -8,16 +8,21 @@
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from ...cluster.errors import ConfigError
 
 MOONCAKE_BLOCK = 512
+_MOST_TOKENS = 10**8
+_BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a line that is no request makes its reader raise."""
 _SHARED_BY = 0.05
 """A first block that begins this share of all prompts is a system prompt: copies of a trace share it."""
 
@@ -58,8 +63,8 @@ def read_trace(path: Path) -> Trace:
     """Raises ConfigError that names the line that is wrong."""
     try:
         requests, block_tokens = (_read_csv(path), MOONCAKE_BLOCK) if path.suffix == ".csv" else _read_lines(path)
-    except OSError as error:
-        raise ConfigError(f"trace: {error}", param="trace") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"trace: {path}: {error}", param="trace") from error
     if not requests:
         raise ConfigError(f"trace: {path} has no requests", param="trace")
     requests.sort(key=lambda request: request.arrival_s)
@@ -134,31 +139,45 @@ def _system_blocks(trace: Trace) -> set[int]:
 
 def _read_lines(path: Path) -> tuple[list[TraceRequest], int]:
     requests, block_tokens = list[TraceRequest](), MOONCAKE_BLOCK
-    with path.open() as lines:
+    with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
+                row: dict[str, Any] = json.loads(line)
                 if "block_tokens" in row:
-                    block_tokens = int(row["block_tokens"])
+                    block_tokens = _count(row["block_tokens"])
                     continue
                 ids = tuple(map(int, row.get("hash_ids", ())))
-                arrival, length = float(row["timestamp"]) / 1e3, max(1, int(row["input_length"]))
-                requests.append(TraceRequest(arrival, length, max(1, int(row["output_length"])), ids))
-            except (ValueError, KeyError, TypeError) as error:
+                arrival = _finite(float(row["timestamp"]) / 1e3)
+                requests.append(TraceRequest(arrival, _count(row["input_length"]), _count(row["output_length"]), ids))
+            except _BROKEN as error:
                 raise ConfigError(f"trace: {path} line {number}: {error!r}", param="trace") from error
     return requests, block_tokens
 
 
 def _read_csv(path: Path) -> list[TraceRequest]:
     requests, fresh = list[TraceRequest](), 0
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8") as lines:
         for number, row in enumerate(csv.DictReader(lines), 2):
             try:
                 arrival = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-                length, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
-            except (ValueError, KeyError, TypeError) as error:
+                length, output = _count(row["ContextTokens"]), _count(row["GeneratedTokens"])
+            except _BROKEN as error:
                 raise ConfigError(f"trace: {path} line {number}: {error!r}", param="trace") from error
             count = -(-length // MOONCAKE_BLOCK)
             requests.append(TraceRequest(arrival, length, output, tuple(range(fresh, fresh + count))))
             fresh += count
     return requests
+
+
+def _count(value: Any) -> int:
+    """Tokens; at least one, and no more than any model has ever read."""
+    count = max(1, int(value))
+    if count > _MOST_TOKENS:
+        raise ValueError(f"{value!r:.40} tokens")
+    return count
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError(f"a timestamp must not be {seconds}")
+    return seconds
