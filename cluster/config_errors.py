@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from reprlib import Repr
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,11 +27,18 @@ def explain_invalid(error: ValidationError, *, secret: frozenset[str]) -> tuple[
     if first["type"] == "literal_error":
         choices = str(first.get("ctx", {}).get("expected", "")).replace("'", "")
         words = choices.replace(" or ", ", ").split(", ")
-        return key, f"{value!r} is not one of {', '.join(words)}{did_you_mean(str(value), words)}"
+        return key, f"{shown(value)} is not one of {', '.join(words)}{did_you_mean(shown(value), words)}"
     if first["type"] == "value_error":
         return key, first["msg"].removeprefix("Value error, ")
     # The index of an item in a list of names; unions add words that say nothing to a user.
     path = "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
     message = first["msg"].replace("Input should", "should", 1)
-    shown = "" if key in secret else f", not {value!r}"
-    return key, f"{path} {message}{shown}".strip()
+    found = "" if key in secret else f", not {shown(value)}"
+    return key, f"{path} {message}{found}".strip()
+
+
+def shown(value: Any) -> str:
+    """``value`` in a message: a few lines of YAML with references to themselves can be longer than memory."""
+    short = Repr()
+    short.maxstring = short.maxother = short.maxlong = 200
+    return short.repr(value)
