@@ -34,7 +34,9 @@ class BusFollower:
         index: PrefixIndex,
         on_members: Callable[[list[ReplicaInfo]], None],
         clock: Callable[[], float] = time.monotonic,
+        model: str | None = None,
     ) -> None:
+        """``model``: only its replicas matter; None: all do."""
         self.skipped = 0
         self.gaps = 0
         self.conflicts = 0
@@ -49,6 +51,8 @@ class BusFollower:
         self._lost: set[str] = set()
         self._asked: dict[str, float] = {}
         self._members_seen = float("-inf")
+        self._model = model
+        self._strangers: set[str] = set()
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -72,12 +76,14 @@ class BusFollower:
         """One read and what follows from it."""
         entries, self._cursor = await self._bus.read(self._cursor, timeout_s)
         for entry in entries:
+            if entry.replica in self._strangers:
+                continue
             self._take(entry)
             # A snapshot takes tens of milliseconds; streams must not wait for a row of them.
             await asyncio.sleep(0)
         await self._ask_for_snapshots()
         if not entries or self._clock() - self._members_seen >= MEMBERS_S:
-            members = await self._bus.members()
+            members = self._own(await self._bus.members())
             self._members_seen = self._clock()
             self._lost &= {member.replica for member in members}
             self._on_members(members)
@@ -87,6 +93,15 @@ class BusFollower:
         self.resyncs += 1
         self._index.drop(replica)
         self._lost.add(replica)
+
+    def _own(self, members: list[ReplicaInfo]) -> list[ReplicaInfo]:
+        """The model's replicas. What the others hold would only fill the index."""
+        own = [member for member in members if self._model in (None, member.model)]
+        strangers = {member.replica for member in members} - {member.replica for member in own}
+        for replica in strangers - self._strangers:
+            self._index.drop(ReplicaId(replica))
+        self._strangers = set[str](strangers)
+        return own
 
     def _take(self, entry: BusEntry) -> None:
         try:

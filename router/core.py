@@ -78,6 +78,8 @@ class Ticket:
     """The place it has on a replica."""
     member: KnownReplica | None = None
     """That replica."""
+    moved: bool = False
+    """Another replica had accepted it."""
     tried: set[ReplicaId] = field(default_factory=set[ReplicaId])
     idle: bool = False
     """The replica had nothing else to prefill when the request was bound."""
@@ -161,14 +163,15 @@ class RoutingCore:
         self.in_flight.left(replica)
         self.policy.left(replica)
 
-    def submit(self, request: RoutingRequest, on_bound: Callable[[Ticket], None]) -> Ticket:
+    def submit(self, request: RoutingRequest, on_bound: Callable[[Ticket], None], *, moved: bool = False) -> Ticket:
         """Choose for a request and reserve its place there, or let it wait. There must be a replica.
 
-        End it with ``finish``, however it ends; ``on_bound`` is called only if it waited.
+        End it with ``finish``, however it ends; ``on_bound`` is called only if it waited. One that a replica had
+        accepted (``moved``) does not wait again.
         """
-        ticket = Ticket(request, on_bound, self._clock())
+        ticket = Ticket(request, on_bound, self._clock(), moved=moved)
         candidates, ranking = self._rank(ticket)
-        if self._may_bind(ticket, candidates, ranking):
+        if moved or self._may_bind(ticket, candidates, ranking):
             self._bind(ticket, candidates, ranking)
         else:
             self._line.put(ticket, self._work(ticket, candidates, ranking), ticket.arrived)
@@ -187,6 +190,7 @@ class RoutingCore:
         if decision is None:
             return
         self._release(ticket)
+        ticket.idle = False  # what the next one has to do was not looked at
         decision.refusals.append(error)
         for ranked in decision.ranking:
             if ranked.replica not in ticket.tried and ranked.replica in self.fleet:
@@ -201,7 +205,7 @@ class RoutingCore:
         ticket.first_at = self._news_at = self._clock()
         self.in_flight.first_token(reservation)
         self.policy.first_token(ticket.request, reservation.replica)
-        self._note(decision, reservation.replica, cached_tokens)
+        self._note(decision, reservation.replica, cached_tokens, moved=ticket.moved)
         if ticket.idle and cached_tokens is not None and reservation.replica in self.fleet:
             uncached = ticket.request.prompt_tokens - cached_tokens
             self._learn_prefill(reservation.replica, uncached, ticket.first_at - reservation.began)
@@ -344,13 +348,15 @@ class RoutingCore:
             member.rates.observe_decode(seconds_per_token, decode_slowdown(min(1.0, member.load.kv_usage)))
             self.fleet.learned(replica)
 
-    def _note(self, decision: Decision, replica: ReplicaId, cached_tokens: int | None) -> None:
+    def _note(self, decision: Decision, replica: ReplicaId, cached_tokens: int | None, *, moved: bool) -> None:
         ranked = next(ranked for ranked in decision.ranking if ranked.replica == replica)
         decision.chosen = ranked
         decision.predicted_tokens = int(decision.cached_tokens[decision.ranking.names.index(replica)])
         decision.actual_tokens = cached_tokens
-        reason = "refused" if decision.refusals else ranked.reason
+        reason = "moved" if moved else "refused" if decision.refusals else ranked.reason
         self._reasons[self.policy.name, reason] += 1
+        if moved:  # its prompt counted when it was routed first
+            return
         self._predicted += decision.predicted_tokens
         self._actual += cached_tokens or 0
         self._best += int(decision.cached_tokens.max())

@@ -3,19 +3,29 @@
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import TypeGuard, cast
 
-from ..cluster.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError, ServerError, WarmrootError
+from ..cluster.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    PoisonRequestError,
+    ReplicaLostError,
+    ReplicaUnavailableError,
+    ServerError,
+    WarmrootError,
+)
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..kv_store.hashing import pack_tokens, salted
 from ..kv_store.heat import HeatWindow
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .explain import explained
+from .journey import MAX_LOSSES, Journey
 from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
 from .openai.cluster_state import ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
@@ -23,6 +33,8 @@ from .policy import Policy, RoutingRequest
 from .trust import Trust, TrustedIndex
 
 WAIT_FOR_REPLICA_S = 30.0
+LOOK_AGAIN_S = 0.2
+"""How often replicas that refuse are asked again without any news, while there are no others."""
 PUMP_EVERY_S = 0.05
 """How often those who wait in the router are looked at without any news."""
 
@@ -32,7 +44,8 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """``TokenGenerator`` over the replicas of a ``Membership``. Also the ``ClusterState`` that the API shows.
 
-    Waits up to ``wait_s`` for the first replica. ``late`` lets requests wait here while every good replica is busy.
+    Waits up to ``wait_s`` for a replica while there is none. ``late`` lets requests wait here while every good replica
+    is busy. A request that was running on ``max_losses`` replicas as they died is not tried on another one.
     """
 
     def __init__(
@@ -43,6 +56,7 @@ class Dispatcher:
         late: LateBinding | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait_s: float = WAIT_FOR_REPLICA_S,
+        max_losses: int = MAX_LOSSES,
         history: int = HISTORY,
     ) -> None:
         self._index = TrustedIndex(membership.index, Trust(clock))
@@ -51,8 +65,11 @@ class Dispatcher:
         """What this router's requests share."""
         self._clock = clock
         self._warm_ups = 0
+        self._migrations: Counter[str] = Counter()
+        self._recomputed_tokens = 0
         self._membership = membership
         self._wait_s = wait_s
+        self._max_losses = max_losses
         self._synced: Sequence[Member] | None = None
         self._pumping: asyncio.Task[None] | None = None
 
@@ -62,27 +79,28 @@ class Dispatcher:
         return self.core.decisions
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
-        """See ``TokenGenerator``. A replica that fails after its first delta ends the stream with its error."""
-        question = _question(request)
-        ticket = await self._submit(question)
-        num_tokens = 0
-        try:
-            chosen, claimed = ticket.replica, self._claimed(question, ticket)
-            stream, first = await self._first_delta(ticket, request)
+        """See ``TokenGenerator``. When its replica is lost, another one goes on where it was, and nobody notices."""
+        journey = Journey(request, self._clock, self._max_losses)
+        while True:
+            leg = await self._set_out(journey)
+            num_tokens = 0
             try:
-                self.core.first_token(ticket, first.cached_tokens)
-                if claimed and ticket.replica == chosen:
-                    self._correct(ticket, claimed, first.cached_tokens)
-                yield replace(first, replica=ticket.replica)
-                if first.finish_reason is None:
-                    async for delta in stream:
-                        num_tokens += len(delta.token_ids)
-                        yield delta
+                if (delta := journey.take(leg.first)) is not None:
+                    yield delta
+                if leg.first.finish_reason is None:
+                    async for news in leg.stream:
+                        num_tokens += len(news.token_ids)
+                        if (delta := journey.take(news)) is not None:
+                            yield delta
+                return
+            except ReplicaLostError as error:
+                num_tokens = 0
+                self._note_loss(journey, error)
             finally:
-                stream.close()
-                self._note_heat(question, ticket, first.cached_tokens or 0)
-        finally:
-            self.core.finish(ticket, num_tokens)
+                leg.stream.close()
+                if not leg.ticket.moved:
+                    self._note_heat(leg.question, leg.ticket, leg.first.cached_tokens or 0)
+                self.core.finish(leg.ticket, num_tokens)
 
     async def warm_up(self, replica: ReplicaId, request: GenerateRequest) -> None:
         """Have one replica serve a request for what it leaves in the cache. Raises what refuses or fails it."""
@@ -113,7 +131,12 @@ class Dispatcher:
 
     def routing(self) -> RoutingStats:
         """What was decided since start."""
-        return replace(self.core.routing(), warm_ups=self._warm_ups)
+        return replace(
+            self.core.routing(),
+            warm_ups=self._warm_ups,
+            migrations=dict(self._migrations),
+            recomputed_tokens=self._recomputed_tokens,
+        )
 
     def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
         """The latest choices, newest first, for requests whose id begins with ``request_id``."""
@@ -150,14 +173,35 @@ class Dispatcher:
         namespace = BlockHash(info.kv_namespace)
         self.heat.note(namespace, info.block_size, question.salt, question.tokens, cached_tokens, busy_s)
 
-    async def _submit(self, question: RoutingRequest) -> Ticket:
+    async def _set_out(self, journey: Journey) -> "_Leg":
+        """From a replica that has given a first delta. Waits for one, within the limit, while none takes it."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            question = _question(journey.request())
+            ticket = await self._submit(question, moved=journey.num_moves > 0)
+            try:
+                return await self._first_delta(ticket, journey, question)
+            except BaseException as error:
+                self.core.finish(ticket)
+                comes_back = isinstance(error, ReplicaUnavailableError) or (journey.num_moves and _is_refusal(error))
+                if not comes_back or (left := give_up_at - loop.time()) <= 0:
+                    raise
+            await self._membership.wait_changed(min(left, LOOK_AGAIN_S))
+
+    def _note_loss(self, journey: Journey, error: ReplicaLostError) -> None:
+        """Raises PoisonRequestError when it shall not go on elsewhere."""
+        self._migrations[error.reason] += 1
+        journey.lost(error)
+
+    async def _submit(self, question: RoutingRequest, *, moved: bool) -> Ticket:
         """A ticket that is bound to a replica."""
         ready = await self._membership.wait_ready(self._wait_s)
         if not ready:
             raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
         self._sync(ready)
         bound = asyncio.Event()
-        ticket = self.core.submit(question, lambda ticket: bound.set())
+        ticket = self.core.submit(question, lambda ticket: bound.set(), moved=moved)
         if ticket.replica is None:
             self._pump()
             try:
@@ -179,25 +223,32 @@ class Dispatcher:
             if not len(self.core.fleet):
                 raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
 
-    async def _first_delta(self, ticket: Ticket, request: GenerateRequest) -> tuple[ReplicaStream, TokenDelta]:
-        """From the replica it is bound to, or from the next best that takes it."""
+    async def _first_delta(self, ticket: Ticket, journey: Journey, question: RoutingRequest) -> "_Leg":
+        """From the replica it is bound to, or from the next best that takes it and lives."""
+        chosen, claimed = ticket.replica, self._claimed(question, ticket)
         refusals: list[WarmrootError] = []
         while ticket.member is not None:
+            journey.taken_by(ticket.replica)
             stream = None
             try:
-                stream = await cast(Member, ticket.member).client.submit(request)
+                stream = await cast(Member, ticket.member).client.submit(journey.request())
                 first = await anext(stream)
-            except (OverloadedError, ServerError) as error:
+            except BaseException as error:
                 if stream is not None:
                     stream.close()
+                if not (isinstance(error, ReplicaLostError) or (stream is None and _is_refusal(error))):
+                    raise
+                if isinstance(error, ReplicaLostError):
+                    self._note_loss(journey, error)
                 refusals.append(error)
                 self.core.refused(ticket, error)
-            except BaseException:
-                if stream is not None:
-                    stream.close()
-                raise
-            else:
-                return stream, first
+                continue
+            self.core.first_token(ticket, first.cached_tokens)
+            if claimed and ticket.replica == chosen:
+                self._correct(ticket, claimed, first.cached_tokens)
+            if journey.has_begun:
+                self._recomputed_tokens += question.prompt_tokens - (first.cached_tokens or 0)
+            return _Leg(question, ticket, stream, first)
         raise _refused(refusals)
 
     def _pump(self) -> None:
@@ -213,6 +264,23 @@ class Dispatcher:
                 self.core.pump()
             except Exception:
                 logger.exception("looking at those who wait failed; going on")
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """A part of a request's journey: one replica, which has given a first delta."""
+
+    question: RoutingRequest
+    ticket: Ticket
+    stream: ReplicaStream
+    first: TokenDelta
+
+
+def _is_refusal(error: BaseException) -> TypeGuard[WarmrootError]:
+    """Whether another replica may take what this one did not."""
+    return isinstance(error, (OverloadedError, ServerError)) and not isinstance(
+        error, (DeadlineExceededError, PoisonRequestError)
+    )
 
 
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:

@@ -42,6 +42,11 @@ class ReplicaClient(Protocol):
         """Whether a request can be submitted now."""
         ...
 
+    @property
+    def draining(self) -> bool:
+        """Whether the replica takes no more requests, and finishes what it has."""
+        ...
+
     def start(self) -> None:
         """Connect, and stay connected, in the background."""
         ...
@@ -56,7 +61,7 @@ class ReplicaClient(Protocol):
 
 
 Connect = Callable[[ReplicaInfo, Callable[[], None]], ReplicaClient]
-"""Makes a client that calls the function whenever ``connected`` changes."""
+"""Makes a client that calls the function whenever ``connected`` or ``draining`` changes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +83,7 @@ class Member:
         """Without a lease it finishes what it has; without a connection nothing reaches it."""
         if not self.client.connected:
             return ReplicaState.UNHEALTHY
-        return ReplicaState.READY if self.leased else ReplicaState.DRAINING
+        return ReplicaState.READY if self.leased and not self.client.draining else ReplicaState.DRAINING
 
 
 class Membership:
@@ -96,10 +101,12 @@ class Membership:
         index: PrefixIndex | None = None,
         connect: Connect | None = None,
         clock: Callable[[], float] = time.monotonic,
+        model: str | None = None,
     ) -> None:
+        """``model``: only its replicas are members; None: all are."""
         self.index = index or PrefixIndex()
         self._bus = bus
-        self.follower = BusFollower(bus, self.index, self._update, clock)
+        self.follower = BusFollower(bus, self.index, self._update, clock, model)
         self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
         self._members: dict[ReplicaId, Member] = {}
         self._ready: Sequence[Member] | None = None
@@ -128,9 +135,13 @@ class Membership:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not (ready := self.ready()) and (left := deadline - loop.time()) > 0:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+            await self.wait_changed(left)
         return ready
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        """Until some replica may have become ready, or stopped to be, or that time has passed."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     def replicas(self) -> list[ReplicaStatus]:
         """Every known replica, for the API."""

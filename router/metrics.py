@@ -158,6 +158,15 @@ class ClusterCollector(Collector):
         yield CounterMetricFamily(
             "warmroot:warm_ups", "Hot prefixes that replicas were asked to compute", value=stats.warm_ups
         )
+        migrations = CounterMetricFamily(
+            "warmroot:migrations", "Requests that went on elsewhere, by why their replica lost them", labels=("reason",)
+        )
+        for reason, count in stats.migrations.items():
+            migrations.add_metric((reason,), count)
+        yield migrations
+        yield CounterMetricFamily(
+            "warmroot:recomputed_tokens", "Tokens computed once more as requests moved", value=stats.recomputed_tokens
+        )
 
     def _store(self) -> Iterable[Metric]:
         status = self._cluster.store()

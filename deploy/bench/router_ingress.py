@@ -142,6 +142,7 @@ class _Replica:
     """``ReplicaClient`` that encodes what it would send and answers with one token. It finds what it ``held``."""
 
     connected = True
+    draining = False
 
     def __init__(self, info: ReplicaInfo, held: dict[int, dict[ReplicaId, int]]) -> None:
         self._name = info.replica

@@ -40,6 +40,12 @@ class RoutingStats:
     """Prompt tokens that the warmest replica would have had."""
     warm_ups: int = 0
     """Hot prefixes that replicas were asked to compute."""
+    migrations: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Reason to requests that were taken from a replica which had accepted them: ``connection``, ``silence``,
+    ``engine``, ``draining``.
+    """
+    recomputed_tokens: int = 0
+    """Tokens of moved requests that were computed once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ KEYS = ({"key": "sk-a", "tenant": "a"}, {"key": "sk-a2", "tenant": "a"}, {"key":
 class EngineReplica:
     """A ``ReplicaClient`` right on an engine."""
 
-    connected = True
+    connected, draining = True, False
 
     def __init__(self, name, bus):
         self.name, self.bus, self.seq = name, bus, 0

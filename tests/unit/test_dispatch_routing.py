@@ -13,6 +13,7 @@ from warmroot.cluster.errors import (
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    ReplicaLostError,
     ReplicaUnavailableError,
 )
 from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
@@ -59,7 +60,7 @@ class Client:
     def __init__(self, info, on_change):
         self.info, self.on_change = info, on_change
         self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
-        self.connected = False
+        self.connected = self.draining = False
         self.requests, self.aborted, self.refuse, self.script, self.closed = [], [], None, None, False
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -265,20 +266,19 @@ async def test_a_replica_that_dies_before_the_first_delta_is_replaced_silently()
     cluster = Cluster()
     a, _ = await cluster.join("a", "b")
     await cluster.publish("a", cluster.stored(LONG))
-    a.script = [ReplicaUnavailableError("died")]
+    a.script = [ReplicaLostError("died")]
     assert [d.token_ids for d in await cluster.run(LONG)] == [[7], [8]]
 
 
-async def test_a_replica_that_dies_later_ends_the_stream():
+async def test_a_request_that_fails_by_itself_is_not_tried_elsewhere():
     cluster = Cluster()
     a, b = await cluster.join("a", "b")
     await cluster.publish("a", cluster.stored(LONG))
     first = TokenDelta(request_id=RequestId("r"), index=0, token_ids=[7])
-    a.script = [first, ReplicaUnavailableError("died")]
-    deltas = cluster.dispatcher.generate(request(LONG))
-    assert (await anext(deltas)).token_ids == [7]
-    with pytest.raises(ReplicaUnavailableError, match="died"):
-        await anext(deltas)
+    for script in ([EngineError("broken")], [first, EngineError("broken")]):
+        a.script = script
+        with pytest.raises(EngineError, match="broken"):
+            await cluster.run(LONG)
     assert b.requests == []
     assert cluster.dispatcher.core.in_flight.unfinished("a") == 0
 
