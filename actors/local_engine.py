@@ -82,6 +82,11 @@ class LocalEngine:
         with self._changed:
             return self._engine.load()
 
+    def remaining(self) -> dict[RequestId, int]:
+        """Tokens that each running request may still generate."""
+        with self._changed:
+            return self._engine.remaining()
+
     def snapshot(self) -> "Future[list[KvEvent]]":
         """All that is cached; earlier events have gone to ``on_events`` by then. Raises EngineError as ``add``."""
         future: Future[list[KvEvent]] = Future()

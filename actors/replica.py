@@ -22,6 +22,7 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
 from ..router.warm_up import warm_up
+from .draining import drain
 from .embedded_bus import open_bus
 from .event_publisher import EventPublisher
 from .kernels.library import native
@@ -70,12 +71,14 @@ class Replica:
         self._publisher = EventPublisher(self._bus, self.info, self._snapshot, self._host.model.ranks)
         self._engine = self._host.start(self._on_deltas, self._on_events, self._on_failure)
         self._exits.callback(self._engine.close)
+        self._exits.push_async_callback(self._let_go, config.limits.shutdown_grace)
         self._card = self._host.card(token)
         with suppress(ConnectionError):  # the first snapshot brings it again
             await self._bus.put_card(self._card)
         await self._warm_up()
         await self._publisher.start()
         self._exits.push_async_callback(self._publisher.close)
+        self._exits.callback(self._channel.drain)
         await self._note(StartupNote(stage="ready"))
 
     def load(self) -> Load:
@@ -118,8 +121,22 @@ class Replica:
             raise EngineError("the engine has failed; see the replica's log")
 
     async def __del__(self) -> None:
-        """Called by Serve when it stops the replica: leave the bus, end the engine, then cut the connections."""
+        """Called by Serve when it stops the replica.
+
+        Take no more requests, leave the bus, let go of what is open, end the engine, then cut the connections.
+        """
         await self._exits.aclose()
+
+    async def _let_go(self, grace_s: float) -> None:
+        await drain(self._channel, self._engine.remaining, self._has_others, grace_s)
+
+    async def _has_others(self) -> bool:
+        """Whether another replica has the model; without word of any, none."""
+        try:
+            members = await self._bus.members()
+        except ConnectionError:
+            return False
+        return any(info.replica != self._id and info.model == self.info.model for info in members)
 
     def _load(self, config: WarmrootConfig) -> "EngineHost":
         """On a thread of its own. The import brings torch, which whoever only names this class does not need."""
@@ -189,6 +206,7 @@ class Replica:
         Health checks would find out too, but only after several of them.
         """
         logger.error("replica %s ends: %s", self._id, message)
+        self._channel.drain()
         with suppress(Exception):
             await asyncio.wait_for(self._publisher.close(), FAREWELL_S)
         with suppress(Exception):  # what the streams were told must be out

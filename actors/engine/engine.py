@@ -250,6 +250,10 @@ class Engine:
         deltas, self._pending = self._pending, []
         return deltas
 
+    def remaining(self) -> dict[RequestId, int]:
+        """Tokens that each running request may still generate."""
+        return {request.id: request.max_tokens - len(request.tokens) for request in self.scheduler.running}
+
     def load(self) -> Load:
         """What the router needs to know."""
         running, waiting = self.scheduler.running, self.scheduler.waiting

@@ -180,6 +180,10 @@ class JointEngine:
         """Deltas of requests that ended without a step."""
         return [delta for engine in self.engines for delta in engine.take_pending()]
 
+    def remaining(self) -> dict[RequestId, int]:
+        """See ``Engine``."""
+        return {request_id: tokens for engine in self.engines for request_id, tokens in engine.remaining().items()}
+
     def load(self) -> Load:
         """Of all groups together."""
         loads = [engine.load() for engine in self.engines]
