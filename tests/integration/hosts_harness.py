@@ -39,8 +39,8 @@ mount -t tmpfs tmpfs /dev/shm; hostname "$0"; ip link set lo up; echo up
 exec 3<&0; cat <&3 >/dev/null & wait $!
 """
 # A supervisor, as systemd or the kubelet is one.
-_RAY_FOREVER = """
-while :; do "$@"; echo "ray has ended with $?"; sleep 1; done
+_FOREVER = """
+while :; do "$@"; echo "$0 has ended with $?"; sleep 1; done
 """
 
 
@@ -92,8 +92,8 @@ class Host:
         """What Ray's processes need to know here."""
         return {**os.environ, **SETTINGS, **DETECTION, **own_places(self.scratch), "RAY_enable_worker_prestart": "0"}
 
-    def start_ray(self, head: "Host", *, num_cpus: int) -> None:
-        """Run a node of Ray for ever. ``head`` is this host for the first one."""
+    def start_ray(self, head: "Host", *, num_cpus: int, **variables: str) -> None:
+        """Run a node of Ray for ever. ``head`` is this host for the first one; ``variables`` are its environment's."""
         own = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false"]
         command = [
             *(own if head is self else [f"--address={head.address}:{GCS_PORT}"]),
@@ -101,11 +101,18 @@ class Host:
             f"--num-cpus={num_cpus}",
             "--object-store-memory=80000000",
             f"--temp-dir={self.scratch}",
-            "--disable-usage-stats",
+            *("--disable-usage-stats", "--no-monitor", "--include-log-monitor=false"),  # nobody would look
         ]
-        self.start(
-            ["sh", "-c", _RAY_FOREVER, "ray", str(_BIN / "ray"), "start", "--block", *command], self.environment()
-        )
+        self.start_forever([str(_BIN / "ray"), "start", "--block", *command], self.environment() | variables)
+
+    def wait_ray(self, deadline_s: float = 120.0) -> None:
+        """Until the node is up."""
+        log = self.logs[-1]
+        wait_until(lambda: "Ray runtime started" in log.read_text(), deadline_s, log.read_text)
+
+    def start_forever(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Run a command there, and again whenever it ends."""
+        self.start(["sh", "-c", _FOREVER, Path(command[0]).name, *command], environment)
 
     def processes(self, *words: str) -> list[HostProcess]:
         """Those alive, with one of the words in the command if there are any."""
@@ -138,8 +145,8 @@ class Lan:
         self._scratch = scratch
         self._stack = stack
         self._switch = self._hold(["unshare", "--net", "sh", "-c", "echo up; exec cat >/dev/null"])
-        self._at_switch("ip", "link", "add", "lan", "type", "bridge")
-        self._at_switch("ip", "link", "set", "lan", "up")
+        self.at_switch("ip", "link", "add", "lan", "type", "bridge")
+        self.at_switch("ip", "link", "set", "lan", "up")
         # The links of an earlier switch of this process go a while after it.
         self._subnet, uplink = f"10.88.{self._switch % 250}", f"wr{self._switch}"
         self._plug(uplink, "uplink", os.getpid())
@@ -165,29 +172,37 @@ class Lan:
 
     def cut(self, host: Host) -> None:
         """Nothing reaches the host nor leaves it any more; nobody is told."""
-        self._at_switch("ip", "link", "set", host.name, "nomaster")
+        self.at_switch("ip", "link", "set", host.name, "nomaster")
 
     def mend(self, host: Host) -> None:
         """Undo ``cut``."""
-        self._at_switch("ip", "link", "set", host.name, "master", "lan")
+        self.at_switch("ip", "link", "set", host.name, "master", "lan")
 
     def _plug(self, interface: str, port: str, pid: int) -> None:
         """A cable from ``port`` of the switch to the namespace of a process."""
-        self._at_switch("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(pid))
-        self._at_switch("ip", "link", "set", port, "master", "lan", "up")
+        self.at_switch("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(pid))
+        self.at_switch("ip", "link", "set", port, "master", "lan", "up")
 
-    def _at_switch(self, *command: str) -> None:
+    def at_switch(self, *command: str) -> None:
+        """Run a command where the hosts' ports are."""
         # The test's process table stays: interfaces are moved to processes by their ids.
         _run("nsenter", f"--target={self._switch}", "--net", *command)
 
+    def start_at_switch(self, command: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start a process there that says ``up`` and ends with its standard input."""
+        return self._started(["nsenter", f"--target={self._switch}", "--net", *command])
+
     def _hold(self, command: list[str]) -> int:
         """Start a process that lives until the stack closes, or this process ends."""
+        return self._started(command).pid
+
+    def _started(self, command: list[str]) -> "subprocess.Popen[str]":
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
         self._stack.callback(process.wait)
         self._stack.enter_context(process.stdin)
         assert process.stdout.readline() == "up\n"
-        return process.pid
+        return process
 
 
 def _run(*command: str) -> None:

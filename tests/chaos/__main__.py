@@ -1,0 +1,126 @@
+"""``python -m tests.chaos``: a cluster on hosts of its own, clients, and faults; ``make chaos`` runs it.
+
+Says what happens as it goes; the last line, and the file of ``--json``, is a report as one JSON object. Exit status 1
+if a stream was lost, a token wrong, a block leaked, a process orphaned, or descriptors grew.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from warmroot.deploy.bench.report import machine_facts
+
+from ..integration.cluster_harness import wait_until
+from . import report
+from .asks import AskPool
+from .faults import FAULTS
+from .reference import read_reference
+from .schedule import schedule
+from .site import Site, Size, running_site, why_no_site
+from .storm import Storm
+from .verdict import Inventory, Reference, changes, judge, left_behind, unexplained_cuts
+
+IDLE_S = 60.0
+
+
+def options(argv: Sequence[str]) -> argparse.Namespace:
+    """Flags."""
+    parser = argparse.ArgumentParser(prog="make chaos", description="Break a cluster under load.", allow_abbrev=False)
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long the load lasts (default: 30)")
+    parser.add_argument("--seed", type=int, default=1, help="of requests, faults and victims (default: 1)")
+    parser.add_argument("--every", type=float, default=20.0, help="seconds between faults (default: 20)")
+    parser.add_argument("--clients", type=int, default=6, help="requests under way at a time (default: 6)")
+    parser.add_argument("--pool", type=int, default=240, help="different requests (default: 240)")
+    parser.add_argument("--faults", default="", help="only those whose names contain one of these, comma between")
+    parser.add_argument("--solo", type=int, default=2, help="replicas of one process (default: 2)")
+    parser.add_argument("--gangs", type=int, default=1, help="replicas of two ranks (default: 1)")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the report there too")
+    return parser.parse_args(argv)
+
+
+def say(text: str) -> None:
+    """For people; the report is the last line."""
+    print(text, flush=True)
+
+
+def storm_over(site: Site, given: argparse.Namespace, reference: Reference) -> dict[str, Any]:
+    """The storm and its report."""
+    asks = AskPool(given.seed).take(given.pool)
+    words = [word.strip() for word in given.faults.split(",") if word.strip()]
+    faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    seconds = 60 * given.minutes
+    plan = schedule(given.seed, faults, seconds=seconds, every_s=given.every)
+    wait_until(lambda: not site.busy(), IDLE_S, site.busy)
+    before = Inventory.of(site)
+    storm = Storm.over(site, asks, say)
+    asyncio.run(storm.run(plan, seconds=seconds, concurrency=given.clients, seed=given.seed))
+    judgement = judge(storm.clients.outcomes, reference)
+    problems = judgement.problems + unexplained_cuts(storm.clients.outcomes, storm.events)
+    problems += at_rest(site, before)
+    events = report.recoveries(storm)
+    return {
+        "requests": report.requests(storm.clients.outcomes, judgement),
+        "faults": report.by_fault(events),
+        "events": events,
+        "problems": problems,
+        "ok": not problems,
+    }
+
+
+def at_rest(site: Site, before: Inventory) -> list[str]:
+    """What is wrong when nobody asks any more: blocks, processes, descriptors; and what outlives the application."""
+    missing = site.what_is_amiss()
+    problems = [f"not whole: {missing}"] if missing else []
+    problems += [f"leaked: {held}" for held in _patiently(lambda: list(filter(None, [site.busy()])))]
+    problems += changes(before, Inventory.of(site))
+    site.remove()
+    return problems + _patiently(lambda: left_behind(site))
+
+
+def _patiently(look: Callable[[], list[str]]) -> list[str]:
+    """What is still there after a while; nothing as soon as there is nothing."""
+    deadline = time.monotonic() + IDLE_S
+    while (seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return seen
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it."""
+    given = options(argv)
+    if reason := why_no_site():
+        print(f"chaos needs hosts of its own: {reason}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        answers = Path(folder) / "reference.json"
+        command = [sys.executable, "-m", f"{__package__}.reference", str(given.seed), str(given.pool), given.model]
+        say(f"==> the undisturbed run of {given.pool} requests")
+        subprocess.run([*command, str(answers)], check=True)
+        reference = read_reference(answers)
+    size = Size(model=given.model, solo=given.solo, gangs=given.gangs)
+    say(f"==> a cluster of {size.replicas} replicas on hosts of its own")
+    began = time.monotonic()
+    with running_site(size) as site:
+        say(f"==> whole after {time.monotonic() - began:.1f} s; {given.minutes:g} minutes of storm, seed {given.seed}")
+        found = storm_over(site, given, reference)
+    say(report.table(found["faults"]))
+    for problem in found["problems"]:
+        say(problem)
+    parameters = {name: value for name, value in vars(given).items() if name != "json"}
+    line = json.dumps({"chaos": parameters, "machine": machine_facts(), **found})
+    if given.json is not None:
+        given.json.write_text(line + "\n")
+    print(line, flush=True)
+    return 0 if found["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

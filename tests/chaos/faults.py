@@ -1,0 +1,121 @@
+"""What is done to the site: each fault finds its victim by the schedule's draw, strikes, and heals if it is to."""
+
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ..integration.hosts_harness import Host
+from .bad_link import Cable
+from .ballast import DISK, MEMORY, start_ballast
+from .links import LOSSY, SLOW, BadLink
+from .site import Found, Site, send
+
+Heal = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault that has happened."""
+
+    target: str
+    heal: Heal | None = None
+    """To be called after the fault's time; None: what runs there heals by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of fault."""
+
+    name: str
+    strike: Callable[[Site, random.Random], Strike | None]
+    """None when there is no victim now."""
+    lasts_s: float = 0.0
+    """Until it is healed."""
+    may_cut: bool = False
+    """Whether connections of clients may break by it: those that go through what it takes away."""
+
+
+def kill(site: Site, draw: random.Random, *, role: str) -> Strike | None:
+    """kill -9."""
+    victim = pick(site.find(role), draw)
+    if victim is None:
+        return None
+    send(victim, signal.SIGKILL)
+    return Strike(victim.name)
+
+
+def stop(site: Site, draw: random.Random, *, role: str, for_ever: bool) -> Strike | None:
+    """SIGSTOP. It goes on when it is healed, or never."""
+    victim = pick(site.find(role), draw)
+    if victim is None:
+        return None
+    send(victim, signal.SIGSTOP)
+    return Strike(victim.name, None if for_ever else partial(send, victim, signal.SIGCONT))
+
+
+def kill_leader(site: Site, draw: random.Random) -> Strike | None:
+    """kill -9 of the process that leads a gang."""
+    state = site.state()
+    leaders = {replica["pid"] for replica in (state or {"replicas": []})["replicas"] if replica["ranks"]}
+    victim = pick([one for one in site.find("replica") if one.process.inner_pid in leaders], draw)
+    if victim is None:
+        return None
+    send(victim, signal.SIGKILL)
+    return Strike(victim.name)
+
+
+def cut(site: Site, draw: random.Random, *, of_store: bool) -> Strike:
+    """Nothing passes."""
+    host = _host(site, draw, of_store)
+    site.lan.cut(host)
+    return Strike(f"link of {host.name}", partial(site.lan.mend, host))
+
+
+def worsen(site: Site, draw: random.Random, *, of_store: bool, cable: Cable) -> Strike:
+    """Frames come late or not at all."""
+    host = _host(site, draw, of_store)
+    return Strike(f"link of {host.name}", BadLink(site.lan, host, cable, draw).mend)
+
+
+def fill(site: Site, draw: random.Random, *, what: str) -> Strike:
+    """The disk that logs go to, or memory."""
+    host = draw.choice(site.workers)
+    return Strike(f"{what} of {host.name}", start_ballast(host, what))
+
+
+def pick(found: list[Found], draw: random.Random) -> Found | None:
+    """A victim, by one draw however many there are."""
+    place = draw.random()
+    return found[int(place * len(found))] if found else None
+
+
+def _host(site: Site, draw: random.Random, of_store: bool) -> Host:
+    return site.store if of_store else draw.choice(site.workers)
+
+
+FAULTS = (
+    Fault("rank killed", partial(kill, role="rank")),
+    Fault("rank stopped", partial(stop, role="rank", for_ever=False), lasts_s=6.0),
+    Fault("rank stopped for ever", partial(stop, role="rank", for_ever=True)),
+    Fault("replica killed", partial(kill, role="replica")),
+    Fault("gang's leader killed", kill_leader),
+    Fault("replica stopped", partial(stop, role="replica", for_ever=False), lasts_s=6.0),
+    Fault("replica stopped for ever", partial(stop, role="replica", for_ever=True)),
+    Fault("ingress killed", partial(kill, role="ingress"), may_cut=True),
+    Fault("HAProxy killed", partial(kill, role="haproxy"), may_cut=True),
+    Fault("controller killed", partial(kill, role="controller")),
+    Fault("GCS killed", partial(kill, role="gcs"), may_cut=True),
+    Fault("Redis killed", partial(kill, role="redis")),
+    Fault("Redis stopped", partial(stop, role="redis", for_ever=False), lasts_s=6.0),
+    Fault("link cut for 3 s", partial(cut, of_store=False), lasts_s=3.0, may_cut=True),
+    Fault("link cut for 12 s", partial(cut, of_store=False), lasts_s=12.0, may_cut=True),
+    Fault("link slow", partial(worsen, of_store=False, cable=SLOW), lasts_s=10.0, may_cut=True),
+    Fault("link lossy", partial(worsen, of_store=False, cable=LOSSY), lasts_s=10.0, may_cut=True),
+    Fault("Redis cut off", partial(cut, of_store=True), lasts_s=8.0),
+    Fault("Redis's link lossy", partial(worsen, of_store=True, cable=LOSSY), lasts_s=10.0),
+    Fault("disk full", partial(fill, what=DISK), lasts_s=10.0),
+    Fault("memory pressure", partial(fill, what=MEMORY), lasts_s=10.0),
+)
+"""All of them, by name."""
