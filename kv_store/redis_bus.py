@@ -7,7 +7,7 @@ Cluster too. docs/redis.md lists them.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -27,9 +27,10 @@ from .announcements import (
 from .bus import BusEntry, Cursor, only_card
 from .hot_prefixes import HotPrefix, merge_hot
 from .leases import Beat, LeaseWatch
+from .quota import Spend, Spent
 from .redis_client import Client, connect, reporting
 from .redis_listener import Listener
-from .redis_scripts import HEARTBEAT, LEAVE, PUBLISH, RECORDS, SNAPSHOT, WANT
+from .redis_scripts import HEARTBEAT, LEAVE, PUBLISH, RECORDS, SNAPSHOT, SPEND, WANT
 
 KEEP_S = 60.0
 """How long Redis keeps what nobody renews: a dead replica's stream, a model's card."""
@@ -213,6 +214,18 @@ class RedisEventBus:
         async with self._reporting():
             rows = cast("dict[bytes, bytes]", await (await self._connected()).hgetall(f"{self._tag}:notes"))
         return {_text(name): note for name, row in rows.items() if (note := _readable(unpack_note, row))}
+
+    async def spend(self, spends: Sequence[Spend], *, force: bool = False) -> Spent:
+        """See ``QuotaStore``."""
+        arguments: list[Any] = [int(force)]
+        for spend in spends:
+            arguments += [spend.cost, spend.per_minute]
+        async with self._reporting():
+            script = (await self._connected()).register_script(SPEND)
+            done, *rows = await script(keys=[f"{self._tag}:quota:{spend.bucket}" for spend in spends], args=arguments)
+        levels = [float(row) for row in rows]
+        waits = [0.0 if done else spend.wait_s(level) for spend, level in zip(spends, levels, strict=True)]
+        return Spent(bool(done), levels, waits)
 
     async def clear(self) -> None:
         """See ``ClusterBus``."""

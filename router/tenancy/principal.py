@@ -46,5 +46,5 @@ class Principal:
         return f"{len(self.tenant)}:{self.tenant}:{wanted or ''}" if self.tenant or wanted else ""
 
     def session(self, wanted: str) -> str:
-        """A session's name, which means nothing to other tenants."""
-        return f"{len(self.tenant)}:{self.tenant}:{wanted}" if self.tenant and wanted else wanted
+        """A session's name, made so that no other tenant's is the same."""
+        return f"\0{len(self.tenant)}:{self.tenant}:{wanted}" if self.tenant and wanted else wanted.lstrip("\0")
