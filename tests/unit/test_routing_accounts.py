@@ -293,7 +293,7 @@ histories = st.lists(st.sampled_from(ANSWERS), max_size=8)
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.fixed_dictionaries({name: histories for name in "abc"}),
+    st.fixed_dictionaries(dict.fromkeys("abc", histories)),
     st.lists(st.tuples(st.sampled_from(CALLERS), st.integers(0, 2)), max_size=10),
     st.booleans(),
 )
