@@ -53,7 +53,7 @@ class ClusterClient:
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
         card = await _card(bus, model, token, timeout_s)
-        membership = Membership(bus, card.token)
+        membership = Membership(bus, card.token, model=card.model)
         late = LateBinding(backlog_s=card.late_binding_backlog)
         limits = TimeLimits(**card.limits)
         dispatcher = Dispatcher(

@@ -1,45 +1,93 @@
 """The HTTP door: a Serve deployment that holds the clients' streams."""
 
+import asyncio
+import logging
+from collections.abc import Sequence
+
 from pydantic import SecretStr
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from ..cluster.config import WarmrootConfig
+from ..cluster.errors import ReplicaUnavailableError
+from ..router.frontend import Frontend
 from ..router.openai.app import build_app
+from ..router.openai.cluster_state import ClusterState
 from ..router.openai.settings import ApiKey, ApiSettings
+from ..router.several_models import SeveralModels
 from .cluster_client import ClusterClient
 from .embedded_bus import open_bus
 
+logger = logging.getLogger(__name__)
+
 
 class Ingress:
-    """Serves the OpenAI API for one model over the cluster's replicas."""
+    """Serves the OpenAI API over the cluster's replicas of one or several models.
 
-    async def __init__(self, config: WarmrootConfig, _replicas: DeploymentHandle, token: str) -> None:
-        """``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it.
+    It opens with the first model that is up; until then, and until they are up too, the others answer 503.
+    """
 
-        ``token`` is the secret of their channels.
+    async def __init__(
+        self, configs: Sequence[WarmrootConfig], _replicas: Sequence[DeploymentHandle], token: str
+    ) -> None:
+        """``configs``: one for each model, the first one's for all that is the ingress's own.
+
+        ``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it. ``token`` is the
+        secret of their channels.
         """
-        self._config = config
-        self._client = await ClusterClient.connect(
-            open_bus(config),
-            token=token,
-            timeout_s=config.limits.replica_start_timeout,
-            record_trace=config.routing.record_trace,
-        )
+        self._configs = configs
+        self._token = token
+        self._clients: dict[str, ClusterClient] = {}
+        self._frontends: dict[str, Frontend] = {}
+        self._states: list[ClusterState] = []
+        self._connecting = [asyncio.create_task(self._serve_once_up(config)) for config in configs]
+        done, _ = await asyncio.wait(self._connecting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve once the constructor is through."""
-        server = self._config.server
+        server = self._configs[0].server
         settings = ApiSettings(
             api_keys=tuple(ApiKey(key=SecretStr(key), tenant=tenant) for key, tenant in server.all_keys),
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,
             root_path=server.root_path,
             sends_request_id=False,
-            keep_alive_s=self._config.limits.keep_alive_interval,
+            keep_alive_s=self._configs[0].limits.keep_alive_interval,
+            served_names=tuple(name for config in self._configs for name in config.model.names),
         )
-        names = self._config.model.names
-        return build_app(dict.fromkeys(names, self._client.frontend), settings, self._client.dispatcher)
+        return build_app(self._frontends, settings, SeveralModels(self._states))
 
     async def __del__(self) -> None:
-        await self._client.close()
+        for task in self._connecting:
+            task.cancel()
+        for client in self._clients.values():
+            await client.close()
+
+    async def _serve_once_up(self, config: WarmrootConfig) -> None:
+        """Of several models each has all the time that it takes: the others are served meanwhile."""
+        while True:
+            try:
+                client = await self._connect(config)
+                break
+            except ReplicaUnavailableError as error:
+                if len(self._configs) == 1:
+                    raise
+                logger.warning("%s; waiting on", error)
+        self._clients[config.model.names[0]] = client
+        self._states.append(client.dispatcher)
+        # In the order of the configuration, whichever is up first: a request without a name gets the first.
+        clients = [(config, self._clients.get(config.model.names[0])) for config in self._configs]
+        found = {name: client.frontend for config, client in clients if client for name in config.model.names}
+        self._frontends.clear()
+        self._frontends.update(found)
+
+    async def _connect(self, config: WarmrootConfig) -> ClusterClient:
+        return await ClusterClient.connect(
+            open_bus(config),
+            config.model.names[0],
+            token=self._token,
+            timeout_s=config.limits.replica_start_timeout,
+            record_trace=config.routing.record_trace,
+        )

@@ -40,6 +40,7 @@ RoutingPolicyName = Literal[
     "gorgo",
     "consistent_hash",
 ]
+DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8", "int4", "int4-g64", "int4-g128", "gptq", "awq"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "k8v4"]
@@ -192,6 +193,8 @@ class DeployConfig(Section):
     """Copies of the model, each with its own KV cache."""
     threads_per_replica: int | None = Field(None, ge=1)
     """CPU threads that compute in each replica. Default: the machine's cores shared among its replicas."""
+    device: DeviceName = "auto"
+    """What computes: cuda asks for a GPU for each rank, even where no node has one yet. auto: GPUs where there are."""
     accelerator_type: str | None = None
     """Only nodes with this accelerator host replicas; Ray's name of it, such as H100 or A10G."""
     node_labels: Names = ()

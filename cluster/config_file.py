@@ -1,6 +1,6 @@
 """Reads configuration from YAML and puts it together with flags and environment."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,21 @@ from .errors import ConfigError
 from .metadata_store import parse_store, with_password
 
 
+def flag_name(key: str) -> str:
+    """What a key is called on the command line."""
+    return "MODEL" if key == "model" else "--" + key.replace("_", "-")
+
+
 def load_config(
-    flags: Mapping[str, Any], *, config_file: str | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, Any],
+    *,
+    config_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    name: Callable[[str], str] = flag_name,
 ) -> WarmrootConfig:
     """One configuration: flags win over the environment (WARMROOT_API_KEY), that over the file. Raises ConfigError.
 
-    WARMROOT_REDIS_PASSWORD completes a URL that has no password.
+    WARMROOT_REDIS_PASSWORD completes a URL that has no password. ``name``: what messages call a key of ``flags``.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -29,7 +38,7 @@ def load_config(
         origins["api_key"] = "WARMROOT_API_KEY"
     for key, value in flags.items():
         values[key] = value
-        origins[key] = "MODEL" if key == "model" else "--" + key.replace("_", "-")
+        origins[key] = name(key)
     config = WarmrootConfig.from_keys(values, lambda key: origins.get(key, key))
     return _with_redis_password(config, environ or {})
 

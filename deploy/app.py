@@ -1,7 +1,9 @@
-"""The Serve application: an ingress deployment in front of a deployment of replicas."""
+"""The Serve application: an ingress deployment in front of deployments of replicas, one for each model."""
 
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from typing import Any, cast
 
 import ray
@@ -11,22 +13,73 @@ from ray.serve.handle import DeploymentHandle
 from ..actors.ingress import Ingress
 from ..actors.placement import stage_bundles, strategy
 from ..actors.replica import Replica
-from ..cluster.config import WarmrootConfig
+from ..cluster.application_args import read_models
+from ..cluster.config import ModelConfig, WarmrootConfig
+from ..cluster.errors import ConfigError
 
 APP_NAME = "warmroot"
+INGRESS_DEPLOYMENT = "Ingress"
 REPLICA_DEPLOYMENT = "Replica"
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
 
 
-def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.Application:
-    """Replicas and ingresses as ``config`` asks for; run it with ``serve.run`` or name it in a Serve config.
+def build_app(args: dict) -> serve.Application:  # Serve looks whether the annotation is a class of its own
+    """What a Serve config names as its ``import_path``: ``args`` are configuration keys, as ``read_models`` reads them.
+
+    Secrets come from the environment. Raises ConfigError.
+    """
+    return application(read_models(args, os.environ))
+
+
+def application(configs: Sequence[WarmrootConfig], *, single_node: bool = False) -> serve.Application:
+    """Replicas of every model, and ingresses as the first one's configuration asks for. Run it with ``serve.run``.
 
     ``single_node`` keeps the replicas' channels on loopback: no other machine will ever need them.
     """
-    threads = replica_threads(config)
-    replicas = _deployment(
+    first, token = configs[0], secrets.token_hex(16)
+    channel_host = "127.0.0.1" if single_node else None
+    # A replica sets its threads itself: with a runtime environment Ray could not use a worker that it has ready.
+    configs = [_with_threads(config) for config in configs]
+    replicas = [
+        _replicas(name, config).bind(config, token, channel_host)
+        for name, config in zip(replica_deployments(configs), configs, strict=True)
+    ]
+    ingress = _deployment(
+        serve.ingress()(Ingress),
+        name=INGRESS_DEPLOYMENT,
+        num_replicas=first.server.num_ingress,
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=first.limits.shutdown_grace,
+    )
+    models = [config for at, config in enumerate(configs) if all(config.model != c.model for c in configs[:at])]
+    return ingress.bind(models, replicas, token)
+
+
+def replica_deployments(configs: Sequence[WarmrootConfig]) -> list[str]:
+    """The deployment of each entry's replicas: ``Replica``, or ``Replica-NAME`` where there are several entries.
+
+    Further groups of one model's replicas are numbered: ``Replica-NAME-2``. Raises ConfigError when two names are too
+    much alike.
+    """
+    if len(configs) == 1:
+        return [REPLICA_DEPLOYMENT]
+    models: dict[str, ModelConfig] = {}
+    names: list[str] = []
+    for config in configs:
+        name = f"{REPLICA_DEPLOYMENT}-{re.sub(r'[^A-Za-z0-9]+', '-', config.model.names[0]).strip('-')}"
+        if models.setdefault(name, config.model) != config.model:
+            message = f"served_model_name: two models would be the deployment {name}; give them other names"
+            raise ConfigError(message, param="served_model_name")
+        group = 1 + sum(config.model == other.model for other in configs[: len(names)])
+        names.append(name if group == 1 else f"{name}-{group}")
+    return names
+
+
+def _replicas(name: str, config: WarmrootConfig) -> serve.Deployment:
+    return _deployment(
         Replica,
-        name=REPLICA_DEPLOYMENT,
+        name=name,
         num_replicas=config.deploy.num_replicas,
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
@@ -36,22 +89,15 @@ def build_app(config: WarmrootConfig, *, single_node: bool = False) -> serve.App
             "request_router_kwargs": {"policy": config.routing.routing_policy},
         },
         health_check_period_s=1,  # a replica that has ended is replaced once a check finds out
+        # Serve waits for plain handles only; what is left of the grace is for the requests of the ingress.
+        graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.limits.shutdown_grace,
     )
-    ingress = _deployment(
-        serve.ingress()(Ingress),
-        name="Ingress",
-        num_replicas=config.server.num_ingress,
-        max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_timeout_s=config.limits.shutdown_grace,
-    )
-    # A replica sets its threads itself: with a runtime environment Ray could not use a worker that it has ready.
-    deploy = config.deploy.model_copy(update={"threads_per_replica": threads})
-    config = config.model_copy(update={"deploy": deploy})
-    channel_host = "127.0.0.1" if single_node else None
-    token = secrets.token_hex(16)
-    return ingress.bind(config, replicas.bind(config, token, channel_host), token)
+
+
+def _with_threads(config: WarmrootConfig) -> WarmrootConfig:
+    deploy = config.deploy.model_copy(update={"threads_per_replica": replica_threads(config)})
+    return config.model_copy(update={"deploy": deploy})
 
 
 def _deployment(body: Any, **options: Any) -> serve.Deployment:
@@ -68,7 +114,7 @@ def replica_threads(config: WarmrootConfig) -> int:
 def gang_bundles(config: WarmrootConfig) -> list[dict[str, float]]:
     """What each stage of a replica takes of a node."""
     topology = config.parallel.topology()
-    rank = {"CPU": float(replica_threads(config) // topology.world_size), "GPU": float(_gpus())}
+    rank = {"CPU": float(replica_threads(config) // topology.world_size), "GPU": float(_gpus(config))}
     return stage_bundles(topology, rank)
 
 
@@ -76,7 +122,7 @@ def replica_resources(config: WarmrootConfig) -> dict[str, Any]:
     """Options of the deployment: what a replica takes, or a placement group for the gang that it only leads."""
     topology, labels = config.parallel.topology(), config.deploy.label_selector
     if topology.world_size == 1:
-        options = {"num_cpus": replica_threads(config), "num_gpus": _gpus()}
+        options = {"num_cpus": replica_threads(config), "num_gpus": _gpus(config)}
         return {"ray_actor_options": options | ({"label_selector": labels} if labels else {})}
     return {
         "ray_actor_options": {"num_cpus": 0},
@@ -91,6 +137,8 @@ def replica_handle() -> DeploymentHandle:
     return serve.get_deployment_handle(REPLICA_DEPLOYMENT, APP_NAME)
 
 
-def _gpus() -> int:
-    """For each rank: one where the cluster has any; Ray hides GPUs from actors that ask for none."""
+def _gpus(config: WarmrootConfig) -> int:
+    """For each rank; Ray hides GPUs from actors that ask for none."""
+    if config.deploy.device != "auto":
+        return int(config.deploy.device == "cuda")
     return int(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1)

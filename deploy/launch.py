@@ -26,7 +26,7 @@ from ..cluster.messages import StartupNote
 from ..kv_store.bus import ClusterBus
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.openai.cluster_state import ReplicaStatus
-from .app import APP_NAME, build_app, gang_bundles, replica_threads
+from .app import APP_NAME, application, gang_bundles, replica_threads
 from .background_loop import BackgroundLoop
 from .handle import Handle, connect
 from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
@@ -71,7 +71,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
                 bus.clear()
                 location = "HeadOnly" if started_ray else "EveryNode"
                 ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
-                app = build_app(config, single_node=started_ray)
+                app = application([config], single_node=started_ray)
                 target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
                 ray_serve.run_many([target], wait_for_applications_running=False)
                 _wait_until_running(display, bus, None if topology.world_size == 1 else _Placement(config, started_ray))

@@ -37,12 +37,17 @@ class Service:
         return f"warmroot-{self.version}"
 
     def model(self, name: str | None, param: str | None = "model") -> tuple[str, Frontend]:
-        """The served name and its model; without a name, the first. Raises ModelNotFoundError."""
+        """The served name and its model; without a name, the first.
+
+        Raises ModelNotFoundError, and ReplicaUnavailableError before the model is up.
+        """
         if not self.frontends:
             raise ReplicaUnavailableError("no model is ready yet")
         if name is None:
             return next(iter(self.frontends.items()))
         frontend = self.frontends.get(name)
+        if frontend is None and name in self.settings.served_names:
+            raise ReplicaUnavailableError(f"the model '{name}' is not ready yet")
         if frontend is None:
             raise ModelNotFoundError(f"the model '{name[:200]}' does not exist", param=param)
         return name, frontend

@@ -31,3 +31,5 @@ class ApiSettings(BaseModel):
     """Path under which a proxy serves the API."""
     keep_alive_s: float = Field(default=15.0, gt=0)
     """A stream that has been silent for so long gets an SSE comment, so that proxies keep it open."""
+    served_names: tuple[str, ...] = ()
+    """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""

@@ -3,11 +3,13 @@
 import os
 
 import pytest
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.build_app import build_app as serve_build
 
 from warmroot.actors.placement import rank_resources
 from warmroot.cluster.config import WarmrootConfig
 from warmroot.cluster.errors import ConfigError
-from warmroot.deploy.app import replica_resources, replica_threads
+from warmroot.deploy.app import build_app, replica_deployments, replica_resources, replica_threads
 
 
 def config(**keys) -> WarmrootConfig:
@@ -73,3 +75,24 @@ def test_impossible_layouts_name_their_key(keys, param, message):
         config(**keys)
     assert caught.value.param == param
     assert message in caught.value.message
+
+
+def test_a_device_that_is_named_needs_no_node_that_has_it():
+    assert replica_resources(config(device="cuda", threads_per_replica=2))["ray_actor_options"]["num_gpus"] == 1
+    gang = replica_resources(config(device="cuda", tensor_parallel_size=8, threads_per_replica=16))
+    assert gang["placement_group_bundles"] == [{"CPU": 16.0, "GPU": 8.0}]
+    assert replica_resources(config(device="cpu"))["ray_actor_options"]["num_gpus"] == 0
+
+
+def test_deployments_are_named_after_their_models_where_there_are_several():
+    assert replica_deployments([config()]) == ["Replica"]
+    configs = [WarmrootConfig.of("org/model-7B"), WarmrootConfig.of("/weights/x.gguf", served_model_name="small")]
+    assert replica_deployments(configs) == ["Replica-org-model-7B", "Replica-small"]
+    with pytest.raises(ConfigError, match="Replica-a-b"):
+        replica_deployments([WarmrootConfig.of("a/b"), WarmrootConfig.of("a-b")])
+
+
+def test_a_serve_config_can_name_the_builder():
+    application = call_user_app_builder_with_args_if_necessary(build_app, {"models": [{"model": "a"}, {"model": "b"}]})
+    names = [deployment.name for deployment in serve_build(application, name="x").deployments]
+    assert sorted(names) == ["Ingress", "Replica-a", "Replica-b"]

@@ -1,0 +1,56 @@
+"""The state of a cluster that serves several models: what the dispatcher of each tells, put together."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice, zip_longest
+
+from .openai.cluster_state import ClusterState, ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
+
+
+class SeveralModels:
+    """``ClusterState`` over the states of single models, which may become more while it is in use."""
+
+    def __init__(self, states: Sequence[ClusterState]) -> None:
+        self._states = states
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """See ``ClusterState``."""
+        return [replica for state in self._states for replica in state.replicas()]
+
+    def routing(self) -> RoutingStats:
+        """See ``ClusterState``."""
+        stats = [state.routing() for state in self._states]
+        decisions: Counter[tuple[str, str]] = Counter()
+        for one in stats:
+            decisions.update(one.decisions)
+        return RoutingStats(
+            decisions=decisions,
+            predicted_hit_tokens=sum(one.predicted_hit_tokens for one in stats),
+            actual_hit_tokens=sum(one.actual_hit_tokens for one in stats),
+            best_hit_tokens=sum(one.best_hit_tokens for one in stats),
+            warm_ups=sum(one.warm_ups for one in stats),
+            migrations=sum((Counter(one.migrations) for one in stats), Counter[str]()),
+            recomputed_tokens=sum(one.recomputed_tokens for one in stats),
+        )
+
+    def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
+        """See ``ClusterState``; the models take turns."""
+        turns: Iterable[tuple[RoutingChoice | None, ...]] = zip_longest(
+            *(state.explain(request_id, limit) for state in self._states)
+        )
+        return list(islice(filter(None, chain.from_iterable(turns)), limit))
+
+    def store(self) -> StoreStatus:
+        """See ``ClusterState``. All models share the store; each has an index of its own."""
+        stores = [state.store() for state in self._states]
+        if not stores:
+            return StoreStatus()
+        return StoreStatus(
+            store=stores[0].store,
+            fault=next((one.fault for one in stores if one.fault), ""),
+            index_blocks=sum(one.index_blocks for one in stores),
+            gaps=sum(one.gaps for one in stores),
+            skipped=sum(one.skipped for one in stores),
+            conflicts=sum(one.conflicts for one in stores),
+            resyncs=sum(one.resyncs for one in stores),
+        )
