@@ -60,6 +60,10 @@ class GenerateRequest:
     """``prompt_token_ids`` as ``hashing.pack_tokens`` makes them, from who has packed them already."""
     session: str = ""
     """Requests with the same one had better go to the same replica; empty: none. It does not travel there."""
+    admitted: bool = field(default=False, compare=False)
+    """The router may not refuse it: another sequence of the same client's request was let in for it."""
+    company_tokens: int = field(default=0, compare=False)
+    """Prompt tokens of the sequences that will be let in with it. Neither travels."""
 
     @property
     def seed(self) -> int:

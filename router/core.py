@@ -6,21 +6,23 @@ answers where each request goes; one that had better wait is bound later, when a
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..cluster.errors import WarmrootError
-from ..cluster.ids import BlockHash, ReplicaId, RequestId
+from ..cluster.errors import DeadlineExceededError, WarmrootError
+from ..cluster.ids import BlockHash, ReplicaId
 from ..kv_store.hashing import salted
 from ..kv_store.slots import Held, ReplicaSlots
+from .admission import Admission, Prospect, QueueLimits
 from .cached_columns import CachedColumns
 from .fleet import Fleet, KnownReplica
-from .late_binding import LateBinding, WaitingLine
+from .late_binding import LateBinding
 from .openai.cluster_state import RoutingStats
 from .peers import Peers
-from .policy.base import Candidates, Numbers, Policy, Prefix, Ranked, Ranking, RoutingRequest
-from .policy.in_flight import Account, InFlight, Reservation
+from .policy.base import Candidates, Column, Policy, Prefix, Ranking, RoutingRequest
+from .policy.in_flight import Account, InFlight
 from .policy.warm_prefix import decode_slowdown
+from .ticket import Decision, Ticket
+from .waiting_line import Claim, WaitingLine
 
 HISTORY = 1024
 MIN_DECODE_SAMPLE = 16
@@ -40,59 +42,6 @@ class MatchingIndex(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Decision:
-    """Why a request went where it went."""
-
-    request_id: RequestId
-    prompt_tokens: int
-    ranking: Ranking
-    """All candidates with their costs, best first."""
-    cached_tokens: Numbers
-    """Prompt tokens that each candidate was expected to have cached, in the order of ``ranking.names``."""
-    seconds: float
-    """Time the choice took."""
-    chosen: Ranked | None = None
-    """Who accepted."""
-    predicted_tokens: int = 0
-    actual_tokens: int | None = None
-    """Cached tokens that the chosen replica found, once it has said so."""
-    refusals: list[WarmrootError] = field(default_factory=list[WarmrootError])
-
-    @property
-    def cached(self) -> dict[ReplicaId, int]:
-        """``cached_tokens`` by name."""
-        return dict(zip(self.ranking.names, map(int, self.cached_tokens), strict=True))
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request on its way. Only the core changes it."""
-
-    request: RoutingRequest
-    on_bound: Callable[["Ticket"], None]
-    """Called when a request that had to wait got its replica."""
-    arrived: float
-    decision: Decision | None = None
-    reservation: Reservation | None = None
-    """The place it has on a replica."""
-    member: KnownReplica | None = None
-    """That replica."""
-    moved: bool = False
-    """Another replica had accepted it."""
-    tried: set[ReplicaId] = field(default_factory=set[ReplicaId])
-    idle: bool = False
-    """The replica had nothing else to prefill when the request was bound."""
-    first_at: float = 0.0
-    preferred: ReplicaId | None = None
-    """While it waits: the replica that was best for it when it was last looked at."""
-
-    @property
-    def replica(self) -> ReplicaId | None:
-        """Where it is bound to; None while it waits, after its end, or if nobody is left to try."""
-        return self.reservation.replica if self.reservation else None
-
-
 class RoutingCore:
     """Chooses among the replicas that ``join``; ``clock`` gives monotonic seconds, ``index`` what they have cached.
 
@@ -108,6 +57,7 @@ class RoutingCore:
         clock: Callable[[], float],
         *,
         late: LateBinding | None = None,
+        queue: QueueLimits | None = None,
         tokens_per_id: int = 1,
         history: int = HISTORY,
         name: str = "",
@@ -122,7 +72,9 @@ class RoutingCore:
         self._sent = CachedColumns(self.in_flight.slots)
         self._clock = clock
         self._late = policy.binding(late)
-        self._line = WaitingLine[Ticket](self._late.aging if self._late else 0.0)
+        limits = queue or QueueLimits()
+        self._line = WaitingLine[Ticket](self._late.aging if self._late else 0.0, limits.max_wait_s / 2)
+        self.admission = Admission(self._line, limits, clock)
         self._tokens_per_id = tokens_per_id
         self._news_at = clock()
         self._reasons: Counter[tuple[str, str]] = Counter()
@@ -167,14 +119,15 @@ class RoutingCore:
         """Choose for a request and reserve its place there, or let it wait. There must be a replica.
 
         End it with ``finish``, however it ends; ``on_bound`` is called only if it waited. One that a replica had
-        accepted (``moved``) does not wait again.
+        accepted (``moved``) does not wait again. Raises OverloadedError when the queue is full for it, and
+        DeadlineExceededError when it cannot be done in time.
         """
         ticket = Ticket(request, on_bound, self._clock(), moved=moved)
         candidates, ranking = self._rank(ticket)
         if moved or self._may_bind(ticket, candidates, ranking):
             self._bind(ticket, candidates, ranking)
         else:
-            self._line.put(ticket, self._work(ticket, candidates, ranking), ticket.arrived)
+            self._line_up(ticket, candidates, ranking)
         return ticket
 
     def assign(self, request: RoutingRequest, replica: ReplicaId) -> Ticket:
@@ -217,8 +170,10 @@ class RoutingCore:
         ``output_tokens`` came after the first token of a request that ended well.
         """
         if self._line.discard(ticket):
+            self.admission.left()
             return
         self._news_at = self._clock()
+        self._line.shares.charge(ticket.request.tenant, output_tokens)
         if ticket.reservation is not None and output_tokens >= MIN_DECODE_SAMPLE:
             self._learn_decode(ticket.reservation.replica, (self._news_at - ticket.first_at) / output_tokens)
         self._release(ticket)
@@ -226,10 +181,18 @@ class RoutingCore:
 
     def pump(self) -> None:
         """Bind those that wait and need not any more. Call it now and then: backlogs shrink as time goes by."""
-        if self._late is None or not len(self._line) or not len(self.fleet):
+        if self._late is None or not len(self._line):
             return
-        stalled = self._clock() - self._news_at > self._late.stall_s
-        if not stalled and not self._late.any_free(self.fleet.candidates(self._clock())):
+        now = self._clock()
+        for ticket in self._line.expire(now):
+            self.admission.refused["expired"] += 1
+            self._give_up(
+                ticket, DeadlineExceededError(f"the request waited {now - ticket.arrived:.1f} s for a replica")
+            )
+        if not len(self._line) or not len(self.fleet):
+            return
+        stalled = now - self._news_at > self._late.stall_s
+        if not stalled and not self._late.any_free(self.fleet.candidates(now)):
             return
         chosen: dict[int, tuple[Candidates, Ranking]] = {}
 
@@ -239,9 +202,10 @@ class RoutingCore:
             forced, stalled = stalled, False
             return forced or self._is_free(candidates, ranking)
 
-        for ticket in self._line.take(self._late.tries, ready):
+        for ticket in self._line.take(self._late.tries, ready, now):
             self._bind(ticket, *chosen[id(ticket)])
             ticket.on_bound(ticket)
+        self.admission.left()
 
     def routing(self) -> RoutingStats:
         """What was decided since start."""
@@ -302,6 +266,30 @@ class RoutingCore:
     def _is_free(self, candidates: Candidates, ranking: Ranking) -> bool:
         return self._late is None or self._late.is_free(candidates, ranking.place)
 
+    def _line_up(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> None:
+        """Let it wait, if it may. Raises what refuses it."""
+        request, now, place = ticket.request, ticket.arrived, ranking.place
+        uncached = candidates.uncached(request.prompt_tokens)
+        claim = Claim(int(uncached[place]), request.priority, request.tenant, request.share)
+        if not request.admitted:
+            prospect = Prospect(
+                guess_per_s=float((1 / candidates.table[Column.PREFILL_TOKEN_S]).sum()),
+                replicas=len(candidates),
+                prefill_s=float(candidates.prefill_s(uncached).min()),
+                left_s=request.deadline - now,
+            )
+            asked = claim._replace(tokens=claim.tokens + request.company_tokens)
+            for other, error in self.admission.admit(request, asked, prospect, now):
+                self._give_up(other, error)
+        expires = min(request.deadline, now + self.admission.limits.timeout_s)
+        self._line.put(ticket, self._work(ticket, candidates, ranking), now, claim, expires)
+        self.admission.rate.begin(now)
+
+    def _give_up(self, ticket: Ticket, error: WarmrootError) -> None:
+        """It has left the line, and gets no replica."""
+        ticket.refused = error
+        ticket.on_bound(ticket)
+
     def _work(self, ticket: Ticket, candidates: Candidates, ranking: Ranking) -> float:
         late = self._late
         return late.work(candidates, ranking.place, ticket.request.prompt_tokens) if late else 0.0
@@ -311,6 +299,9 @@ class RoutingCore:
         ticket.idle = not candidates.backlog_s[place]
         if ticket.decision is not None:
             self.decisions.append(ticket.decision)
+        uncached = int(candidates.uncached(ticket.request.prompt_tokens)[place])
+        self.admission.rate.drained(uncached, self._clock(), ticket.request.priority)
+        self._line.shares.charge(ticket.request.tenant, uncached)
         self._reserve(ticket, candidates.names[place], int(candidates.cached_tokens[place]))
 
     def _reserve(self, ticket: Ticket, replica: ReplicaId, cached_tokens: int) -> None:

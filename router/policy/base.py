@@ -32,6 +32,17 @@ class RoutingRequest:
     """The tenant's."""
     max_output: float = float("inf")
     """Tokens that it generates at most."""
+    priority: int = 0
+    """Lower goes first."""
+    tenant: str = ""
+    share: float = 1.0
+    """Weight of the tenant among others."""
+    deadline: float = float("inf")
+    """By the router's clock."""
+    admitted: bool = False
+    """It may wait whatever the queue: it belongs to a request that was let in."""
+    company_tokens: int = 0
+    """Prompt tokens of those that will be let in with it."""
 
 
 class Prefix(NamedTuple):
