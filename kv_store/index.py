@@ -101,6 +101,11 @@ class PrefixIndex:
         known = self._replicas.get(replica)
         return known.conflicts if known else 0
 
+    def follows(self, replica: ReplicaId, epoch: Epoch) -> bool:
+        """Whether nothing is missing of what this incarnation has told."""
+        known = self._replicas.get(replica)
+        return known is not None and known.epoch == epoch and known.in_step
+
     def apply(self, batch: KvEventBatch) -> Applied:
         """Take in one batch. After GAP, one that begins with ``CacheCleared`` or a snapshot sets things right.
 
@@ -109,7 +114,8 @@ class PrefixIndex:
         replica = self._replicas.get(batch.replica)
         if replica is None or replica.epoch < batch.epoch:
             self.drop(batch.replica)
-            replica = self._admit(batch.replica, batch.epoch)
+            bit = 1 << self.slots.take(batch.replica)
+            replica = self._replicas[batch.replica] = _Replica(bit, batch.epoch)
         # Out of step, the snapshot may be of the very batch before the gap.
         oldest = replica.next_seq if replica.in_step else replica.next_seq - 1
         if batch.epoch < replica.epoch or batch.seq < oldest:
@@ -165,10 +171,6 @@ class PrefixIndex:
             del self._replicas[replica]
             self._clear(gone)
             self.slots.free(gone.bit.bit_length() - 1)
-
-    def _admit(self, name: ReplicaId, epoch: int) -> _Replica:
-        replica = self._replicas[name] = _Replica(1 << self.slots.take(name), epoch)
-        return replica
 
     def _apply_event(self, replica: _Replica, event: KvEvent) -> None:
         if isinstance(event, (CacheCleared, SnapshotPart)):

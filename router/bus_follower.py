@@ -16,6 +16,8 @@ MEMBERS_S = 0.5
 RETRY_S = 0.5
 SNAPSHOT_EVERY_S = 1.0
 """At most one snapshot of a replica is asked for in this time."""
+SILENT_S = 2.0
+"""A replica that has lived for so long without having told what it holds is asked."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +26,9 @@ class BusFollower:
     """Applies every replica's events to ``index`` and calls ``on_members`` with all leased replicas, time and again.
 
     Nothing that a replica sends stops it: bad entries are skipped and counted in ``skipped``, gaps in ``gaps`` and
-    mended by snapshots, batches that contradict what is known in ``conflicts``, replicas that lacked what they had told
-    in ``resyncs``. While the bus cannot be reached everything stays as it was, and ``fault`` says why.
+    mended by snapshots, batches that contradict what is known in ``conflicts``, replicas that were asked anew because
+    what they had told was wrong in ``resyncs``. ``silent`` are replicas that live and tell nothing that can be
+    followed. While the bus cannot be reached everything stays as it was, and ``fault`` says why.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class BusFollower:
         self.gaps = 0
         self.conflicts = 0
         self.resyncs = 0
+        self.silent: set[ReplicaId] = set()
         self._contradictory: set[ReplicaId] = set()
         self.fault = ""
         self._bus = bus
@@ -50,6 +54,7 @@ class BusFollower:
         self._cursor: Cursor = {}
         self._lost: set[str] = set()
         self._asked: dict[str, float] = {}
+        self._unheard_since: dict[ReplicaId, float] = {}
         self._members_seen = float("-inf")
         self._model = model
         self._strangers: set[str] = set()
@@ -86,6 +91,7 @@ class BusFollower:
             members = self._own(await self._bus.members())
             self._members_seen = self._clock()
             self._lost &= {member.replica for member in members}
+            self._listen(members)
             self._on_members(members)
 
     def resync(self, replica: ReplicaId) -> None:
@@ -102,6 +108,17 @@ class BusFollower:
             self._index.drop(ReplicaId(replica))
         self._strangers = set[str](strangers)
         return own
+
+    def _listen(self, members: list[ReplicaInfo]) -> None:
+        """Who lives and tells nothing would have a cold cache for ever, as far as a router can see: ask it."""
+        now = self._clock()
+        unheard = [member.replica for member in members if not self._index.follows(member.replica, member.epoch)]
+        self._unheard_since = {replica: self._unheard_since.get(replica, now) for replica in unheard}
+        silent = {replica for replica, since in self._unheard_since.items() if now - since >= SILENT_S}
+        for replica in sorted(silent - self.silent):
+            logger.warning("replica %s lives but does not tell what it has cached; asking it", replica)
+        self.silent = silent
+        self._lost |= silent
 
     def _take(self, entry: BusEntry) -> None:
         try:

@@ -30,7 +30,9 @@ from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
 from .openai.cluster_state import ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
 from .policy import Policy, RoutingRequest
+from .policy.base import Prefix
 from .trust import Trust, TrustedIndex
+from .unheard import Unheard
 
 WAIT_FOR_REPLICA_S = 30.0
 LOOK_AGAIN_S = 0.2
@@ -61,6 +63,7 @@ class Dispatcher:
     ) -> None:
         self._index = TrustedIndex(membership.index, Trust(clock))
         self.core = RoutingCore(self._index, policy, clock, late=late, history=history)
+        self._unheard = Unheard(clock, self._known)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
         self._clock = clock
@@ -152,7 +155,10 @@ class Dispatcher:
             return 0
         info = ticket.member.info
         namespace = salted(BlockHash(info.kv_namespace), question.salt)
-        return self._index.claimed(info.replica, namespace, question.tokens, info.block_size)
+        return self._known(info.replica, Prefix(namespace, info.block_size, question.tokens))
+
+    def _known(self, replica: ReplicaId, prefix: Prefix) -> int:
+        return self._index.claimed(replica, prefix.namespace, prefix.tokens, prefix.block_size)
 
     def _correct(self, ticket: Ticket, claimed_tokens: int, cached_tokens: int | None) -> None:
         """Hold the index against what the replica found."""
@@ -161,6 +167,14 @@ class Dispatcher:
             return
         if self._index.trust.observe(replica, claimed_tokens, cached_tokens):
             logger.warning("replica %s lacks what the index claims of it: resyncing", replica)
+            self._membership.resync(replica)
+
+    def _listen(self, ticket: Ticket, cached_tokens: int | None) -> None:
+        """What a replica found, it must have told, or will within moments."""
+        if ticket.reservation is not None and cached_tokens:
+            self._unheard.found(ticket.reservation.replica, ticket.reservation.prefix, cached_tokens)
+        for replica in self._unheard.silent():
+            logger.warning("replica %s does not tell what it has cached: resyncing", replica)
             self._membership.resync(replica)
 
     def _note_heat(self, question: RoutingRequest, ticket: Ticket, cached_tokens: int) -> None:
@@ -246,6 +260,7 @@ class Dispatcher:
             self.core.first_token(ticket, first.cached_tokens)
             if claimed and ticket.replica == chosen:
                 self._correct(ticket, claimed, first.cached_tokens)
+            self._listen(ticket, first.cached_tokens)
             if journey.has_begun:
                 self._recomputed_tokens += question.prompt_tokens - (first.cached_tokens or 0)
             return _Leg(question, ticket, stream, first)

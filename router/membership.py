@@ -164,6 +164,7 @@ class Membership:
             skipped=follower.skipped,
             conflicts=follower.conflicts,
             resyncs=follower.resyncs,
+            silent=len(follower.silent),
         )
 
     def _update(self, infos: list[ReplicaInfo]) -> None:

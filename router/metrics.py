@@ -186,7 +186,10 @@ class ClusterCollector(Collector):
             "warmroot:index_conflicts", "Event batches that contradicted what was known", value=status.conflicts
         )
         yield CounterMetricFamily(
-            "warmroot:index_resyncs", "Replicas that lacked what the index claimed of them", value=status.resyncs
+            "warmroot:index_resyncs", "Replicas asked anew as the index was wrong of them", value=status.resyncs
+        )
+        yield GaugeMetricFamily(
+            "warmroot:index_silent_replicas", "Replicas that live but do not tell what they hold", value=status.silent
         )
 
 

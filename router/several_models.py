@@ -53,4 +53,5 @@ class SeveralModels:
             skipped=sum(one.skipped for one in stores),
             conflicts=sum(one.conflicts for one in stores),
             resyncs=sum(one.resyncs for one in stores),
+            silent=sum(one.silent for one in stores),
         )

@@ -99,7 +99,9 @@ class StoreStatus:
     conflicts: int = 0
     """Batches that contradicted what was known of equal tokens or hashes, since start; that part is left out."""
     resyncs: int = 0
-    """Replicas that were asked anew because they lacked what they had told, since start."""
+    """Replicas that were asked anew because they lacked what they had told, or had what they had not, since start."""
+    silent: int = 0
+    """Replicas that live and tell nothing that can be followed: nothing is known of what they have cached."""
 
 
 class ClusterState(Protocol):

@@ -247,7 +247,7 @@ async def test_version_load_and_documentation():
         assert load["replicas"][0]["kv_cache_usage"] == 0.25
         state = (await client.get("/admin/state")).json()
         store = state["metadata_store"]
-        known = {"index_blocks": 12, "gaps": 3, "skipped": 1, "conflicts": 0, "resyncs": 0}
+        known = {"index_blocks": 12, "gaps": 3, "skipped": 1, "conflicts": 0, "resyncs": 0, "silent": 0}
         assert store == {"store": "redis://h:6379/0", "fault": "", **known}
         assert (state["ready"], state["server_load"], state["models"][0]) == (True, 5, "tiny")
         assert state["replicas"][0]["epoch"] == 1
