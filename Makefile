@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow hosts check bench kernels kernels-sanitized clean distclean
+.PHONY: help setup serve test test-slow hosts chaos soak check bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -27,7 +27,7 @@ help: ## show this text
 	@echo
 	@echo "variables"
 	@echo "  PYTHON=python3.12      the Python that makes .venv (3.10 or newer)"
-	@echo "  ARGS=\"--port 9000\"     more flags for serve, test and bench"
+	@echo "  ARGS=\"--port 9000\"     more flags for serve, test, chaos, soak and bench"
 	@echo "  MODEL=PATH REPLICAS=1  what serve serves (default: smollm2, 2 replicas)"
 	@echo "  TORCH_INDEX=URL        package index to take torch from. On Linux the default index holds the CUDA"
 	@echo "                         build, gigabytes large: give PyTorch's index of CPU builds if you have no GPU."
@@ -49,6 +49,14 @@ test-slow: setup ## run the tests that take many minutes
 hosts: setup ## run the tests over three hosts made of network namespaces (root, minutes)
 	@echo "==> pytest -m hosts"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hosts -s $(ARGS)
+
+chaos: setup ## break a cluster under load for half an hour, and hold every answer against an undisturbed run (root)
+	@echo "==> python -m tests.chaos $(ARGS)"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos $(ARGS)
+
+soak: setup ## run a cluster at 70 % of its capacity for two hours: memory, descriptors, latency (root)
+	@echo "==> python -m tests.chaos.soak $(ARGS)"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak $(ARGS)
 
 check: setup ## lint, format, types, import rules
 	@echo "==> ruff check" && $(BIN)/ruff check --quiet .

@@ -51,13 +51,11 @@ class _Broken(Exception):
 
 
 class Clients:
-    """A closed loop: each client takes a request of the pool, waits for its end, pauses, and takes another."""
+    """Take requests of the pool, and note in ``outcomes`` how they ended."""
 
     def __init__(self, urls: Sequence[str], keys: Sequence[str], model: str, asks: Sequence[Ask]) -> None:
         """``urls`` are the cluster's doors, of which any will do; ``keys`` those of the tenants."""
         self.outcomes: list[Outcome] = []
-        self.under_way: dict[int, Outcome] = {}
-        """By client."""
         self._urls = urls
         self._keys = keys
         self._model = model
@@ -65,24 +63,45 @@ class Clients:
         self._stopping = asyncio.Event()
 
     async def run(self, concurrency: int, seed: int, pause_s: float = 0.1) -> None:
-        """Until ``stop``; returns when the last answer is in."""
-        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=4 * concurrency, keepalive_expiry=4.0)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as http:
-            await asyncio.gather(
-                *(self._client(http, n, random.Random(f"{seed} {n}"), pause_s) for n in range(concurrency))
-            )
+        """A closed loop until ``stop``: each client takes a request, waits for its end, pauses, and takes another.
+
+        Returns when the last answer is in.
+        """
+        async with self._connections(concurrency) as http:
+
+            async def client(number: int) -> None:
+                draw = random.Random(f"{seed} {number}")
+                while not self._stopping.is_set():
+                    await self._take(http, draw)
+                    await asyncio.sleep(pause_s * draw.random())
+
+            await asyncio.gather(*map(client, range(concurrency)))
+
+    async def arrive(self, per_s: float, seed: int) -> None:
+        """An open loop until ``stop``: requests come at random, so many a second, whatever has become of others."""
+        draw = random.Random(seed)
+        under_way: set[asyncio.Task[None]] = set()
+        async with self._connections(64) as http:
+            while not self._stopping.is_set():
+                await asyncio.sleep(draw.expovariate(per_s))
+                task = asyncio.create_task(self._take(http, draw))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+            await asyncio.gather(*under_way)
 
     def stop(self) -> None:
         """Take no further request."""
         self._stopping.set()
 
-    async def _client(self, http: httpx.AsyncClient, number: int, draw: random.Random, pause_s: float) -> None:
-        while not self._stopping.is_set():
-            outcome = self.under_way[number] = Outcome(draw.choice(self._asks), time.monotonic())
-            await self.ask(http, outcome, draw)
-            self.outcomes.append(self.under_way.pop(number))
-            await asyncio.sleep(pause_s * draw.random())
+    def _connections(self, most_idle: int) -> httpx.AsyncClient:
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=most_idle, keepalive_expiry=4.0)
+        return httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+
+    async def _take(self, http: httpx.AsyncClient, draw: random.Random) -> None:
+        outcome = Outcome(draw.choice(self._asks), time.monotonic())
+        await self.ask(http, outcome, draw)
+        self.outcomes.append(outcome)
 
     async def ask(self, http: httpx.AsyncClient, outcome: Outcome, draw: random.Random) -> None:
         """Until it is answered or lost."""
