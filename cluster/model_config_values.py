@@ -14,11 +14,19 @@ ROPE_SCALINGS: dict[str, Literal["default", "linear", "dynamic", "llama3", "yarn
     "yarn": "yarn",
 }
 
+MOST = 2**31 - 1
+"""Of any size: what an int32 holds."""
+_MOST_OF = {
+    **dict.fromkeys(("num_hidden_layers", "block_count"), 1024),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "expert_count"), 4096),
+}
+"""Of what lists are made of: no model is near these."""
+
 
 def read_size(values: Mapping[str, Any], key: str) -> int:
     value = values.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"the model's configuration has no {key}" if value is None else f"{key} is {value!r}")
+    if type(value) is not int or not 1 <= value <= _MOST_OF.get(key, MOST):
+        raise ModelLoadError(f"the model's configuration has no {key}" if value is None else f"{key} is {value!r:.40}")
     return value
 
 

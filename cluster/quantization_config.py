@@ -46,7 +46,7 @@ class QuantizationConfig(BaseModel):
     def of(cls, found: Mapping[str, Any]) -> "QuantizationConfig":
         """Read what a config.json says. Raises ConfigError, naming the setting, for what cannot be read."""
         method = found.get("quant_method")
-        if method not in _BITS:
+        if not isinstance(method, str) or method not in _BITS:
             raise _refusal(f"weights quantised with {method or 'no named method'} are not supported; gptq and awq are")
         bits = found.get("bits", found.get("w_bit"))
         if bits not in _BITS[method]:

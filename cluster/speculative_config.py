@@ -6,6 +6,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .config_errors import explain_invalid, unknown_key
+from .damaged import MISTAKES
 from .errors import ConfigError
 
 MethodName = Literal["ngram", "draft_model", "layer_skip", "medusa"]
@@ -88,8 +89,9 @@ def read_speculative_config(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"neither JSON nor YAML: {str(error).splitlines()[0]}") from error
+        except (yaml.YAMLError, *MISTAKES) as error:
+            reason, _, _ = str(error).partition("\n")
+            raise ValueError(f"neither JSON nor YAML: {reason}") from error
     if not isinstance(value, dict):
         return value  # pyright: ignore[reportUnknownVariableType]
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cluster.damaged import MISTAKES
 from ..cluster.errors import ModelLoadError
 
 _MAGIC = b"GGUF"
@@ -49,7 +50,7 @@ def read_gguf_header(path: Path, wanted: Callable[[str], bool] = lambda key: Tru
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header(wanted)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, struct.error, *MISTAKES) as error:
         raise ModelLoadError(f"{path}: cannot be read as GGUF: {error}") from error
 
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from ..cluster.damaged import reading
 from ..cluster.errors import ModelLoadError
 from .byte_alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
 from .gguf_metadata import read_gguf_metadata
-from .tokenizer_parts import TokenizerParts
+from .tokenizer_parts import TokenizerParts, text_or_none
 
 _SPACE = "\u2581"
 _GEMMA = ("gemma", "gemma2", "gemma3")
@@ -65,11 +66,12 @@ def load_gguf_tokenizer(path: Path) -> TokenizerParts:
     if not isinstance(tokens, list) or model not in ("gpt2", "llama"):
         known = "byte-level BPE ('gpt2') and SentencePiece ('llama')"
         raise ModelLoadError(f"{path}: tokenizer {model!r} is not supported; {known} are. Give --tokenizer a folder")
-    backend = _byte_level(path, facts) if model == "gpt2" else _sentencepiece(facts)
-    _add_tokens(backend, facts)
-    special = _special_tokens(facts)
-    _add_bos_and_eos(backend, facts, special, bos_by_default=model == "llama")
-    return TokenizerParts(backend, special, facts.get("tokenizer.chat_template"))
+    with reading(f"{path}: tokenizer"):
+        backend = _byte_level(path, facts) if model == "gpt2" else _sentencepiece(facts)
+        _add_tokens(backend, facts)
+        special = _special_tokens(facts)
+        _add_bos_and_eos(backend, facts, special, bos_by_default=model == "llama")
+        return TokenizerParts(backend, special, text_or_none(facts.get("tokenizer.chat_template")))
 
 
 def _byte_level(path: Path, facts: dict[str, Any]) -> Tokenizer:

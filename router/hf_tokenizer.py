@@ -7,9 +7,10 @@ from typing import Any, cast
 import tokenizers
 from tokenizers import AddedToken
 
+from ..cluster.damaged import reading
 from ..cluster.errors import ModelLoadError
 from .gguf_tokenizer import bos_eos_processor
-from .tokenizer_parts import TokenizerParts
+from .tokenizer_parts import TokenizerParts, text_or_none
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -17,14 +18,15 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 def load_hf_tokenizer(folder: Path) -> TokenizerParts:
     """The tokenizer in ``folder``. Raises ModelLoadError when there is none that can be read."""
     backend = _backend(folder)
-    config = _read(folder / "tokenizer_config.json")
-    special = _special_tokens({**_read(folder / "special_tokens_map.json"), **config})
-    _add_tokens(backend, config, special)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special.get("bos_token") if config.get("add_bos_token") else None
-        eos = special.get("eos_token") if config.get("add_eos_token") else None
-        backend.post_processor = cast(Any, bos_eos_processor(backend, bos, eos))
-    return TokenizerParts(backend, special, _chat_template(folder, config))
+    with reading(f"{folder}: tokenizer_config.json and its neighbours"):
+        config = _read(folder / "tokenizer_config.json")
+        special = _special_tokens({**_read(folder / "special_tokens_map.json"), **config})
+        _add_tokens(backend, config, special)
+        if "add_bos_token" in config or "add_eos_token" in config:
+            bos = special.get("bos_token") if config.get("add_bos_token") else None
+            eos = special.get("eos_token") if config.get("add_eos_token") else None
+            backend.post_processor = cast(Any, bos_eos_processor(backend, bos, eos))
+        return TokenizerParts(backend, special, text_or_none(_chat_template(folder, config)))
 
 
 def _backend(folder: Path) -> tokenizers.Tokenizer:
@@ -77,7 +79,7 @@ def _added_token(token: dict[str, Any]) -> AddedToken:
     return AddedToken(token["content"], **flags)
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: dict[str, Any]) -> Any:
     """chat_template.jinja, else the older places for it."""
     path = folder / "chat_template.jinja"
     if path.is_file():

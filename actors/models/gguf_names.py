@@ -60,7 +60,7 @@ def has_sandwich_norms(stored: Container[str]) -> bool:
 def gguf_name(name: str, *, sandwich: bool = False) -> str:
     """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; an expert's is that of the stack it is in.
 
-    Raises KeyError for what GGUF has not.
+    Names that GGUF has not, and those of a family that normalises otherwise than the file, stay as they are.
     """
     module, _, kind = name.rpartition(".")
     if kind == "e_score_correction_bias":
@@ -71,7 +71,7 @@ def gguf_name(name: str, *, sandwich: bool = False) -> str:
     if expert_index(name) is not None:
         return f"blk.{layer}.{_STACKS[part.rpartition('.')[2]]}.{kind}"
     names = _SANDWICH_LAYER if sandwich else _LAYER
-    return f"blk.{layer}.{names[part]}.{kind}"
+    return f"blk.{layer}.{names.get(part, part)}.{kind}"
 
 
 def latent_halves(name: str) -> tuple[str, str] | None:

@@ -69,8 +69,12 @@ def cover(extent: range, pack: int) -> tuple[slice, slice]:
 def _groups(config: QuantizationConfig, read: ReadSlice, module: str, columns: range, in_features: int) -> torch.Tensor:
     """int64 [columns]; some tools leave g_idx away where it says nothing new."""
     try:
-        return read(f"{module}.g_idx")[columns.start : columns.stop].long()
+        groups = read(f"{module}.g_idx")[columns.start : columns.stop].long()
     except KeyError:
         if config.desc_act:
             raise
         return torch.arange(columns.start, columns.stop) // config.group_of(in_features)
+    most = -(-in_features // config.group_of(in_features))
+    if groups.shape != (len(columns),) or not 0 <= int(groups.min()) <= int(groups.max()) < most:
+        raise ValueError(f"g_idx does not name one of {most} groups for each of {in_features} features")
+    return groups

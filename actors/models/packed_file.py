@@ -9,12 +9,14 @@ import mmap
 import struct
 import warnings
 from collections.abc import Iterable
+from ctypes import ArgumentError
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from ...cluster.damaged import MISTAKES
 from ..kernels.linear import Offsets, PackedWeight, WeightFormat, packed_bytes
 from .packing import PackedLinears
 
@@ -69,8 +71,8 @@ def map_packed(path: Path) -> PackedLinears:
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             whole = torch.frombuffer(data, dtype=torch.uint8)
         return _linears(index, whole)
-    except (KeyError, TypeError, struct.error) as error:
-        raise ValueError(f"the index lacks something: {error!r}") from error
+    except (struct.error, ArgumentError, *MISTAKES) as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
 
 
 def _read_index(data: mmap.mmap) -> dict[str, Any]:
@@ -94,6 +96,10 @@ def _linears(index: dict[str, Any], whole: torch.Tensor) -> PackedLinears:
         data = blob(entry["data"], packed_bytes(kind, offsets, rows, columns))
         bias = None if entry["bias"] is None else blob(entry["bias"], 4 * rows).view(torch.float32)
         order = None if entry["order"] is None else blob(entry["order"], 4 * columns).view(torch.int32)
+        if rows < 1 or columns < 1:
+            raise ValueError(f"a weight of shape {entry['shape']}")
+        if order is not None and not -1 <= int(order.min()) <= int(order.max()) < columns:
+            raise ValueError("a weight takes input features that are not there")
         return PackedWeight(kind, offsets, (rows, columns), data, bias, order)
 
     table = index["table"]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ...cluster.damaged import reading
 from ...cluster.errors import ModelLoadError
 from ...cluster.quantization_config import QuantizationConfig
 from ..layers.grouped import GroupedWeight
@@ -113,10 +114,8 @@ class SafetensorsSource:
         """Tensor name -> file name."""
         index = self._folder / _INDEX
         if index.is_file():
-            try:
-                return dict(json.loads(index.read_text())["weight_map"])
-            except (ValueError, KeyError) as error:
-                raise ModelLoadError(f"{index}: not an index of safetensors shards: {error!r}") from error
+            with reading(index):
+                return _shards(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         files = sorted(path.name for path in self._folder.glob("*.safetensors"))
         if not files:
             raise ModelLoadError(f"{self._folder}: no *.safetensors file and no {_INDEX}")
@@ -134,13 +133,25 @@ class SafetensorsSource:
         return "language_model." + name if self._prefix == "language_model.model." else name
 
     def _slice(self, stored: str) -> Any:
-        return self._open(self._files[stored]).get_slice(stored)
+        file = self._files[stored]
+        try:
+            return self._open(file).get_slice(stored)
+        except SafetensorError as error:
+            raise ModelLoadError(f"{self._folder / file}: tensor {stored} cannot be read: {error}") from error
 
     def _open(self, file: str) -> Any:
         if file not in self._handles:
             path = self._folder / file
             try:
                 self._handles[file] = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 raise ModelLoadError(f"{path}: cannot be read as safetensors: {error}") from error
         return self._handles[file]
+
+
+def _shards(weight_map: dict[str, str]) -> dict[str, str]:
+    """The map of an index, if all its files lie beside it. Raises ValueError."""
+    for file in weight_map.values():
+        if not file.endswith(".safetensors") or Path(file).name != file or "\0" in file:
+            raise ValueError(f"{file!r:.80} is no safetensors file of this folder")
+    return dict(weight_map)

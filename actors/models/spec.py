@@ -4,12 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 import numpy
 from gguf import GGMLQuantizationType as Storage
 
+from ...cluster.damaged import reading
 from ...cluster.errors import ConfigError, ModelLoadError
 from ...cluster.model_config import spec_from_gguf, spec_from_hf
 from ...cluster.model_spec import ModelSpec
@@ -44,8 +46,9 @@ def stored_format(path: Path) -> str:
         return ""
     layers = [tensor for name, tensor in read_gguf_header(path).tensors.items() if name.startswith("blk.")]
     kinds = Counter(tensor.storage for tensor in layers if len(tensor.shape) > 1)
-    (kind, _), *_ = kinds.most_common(1)
-    return "" if kind in _FLOATS else Storage(kind).name.lower()
+    with reading(path):
+        (kind, _), *_ = kinds.most_common(1)
+        return "" if kind in _FLOATS else Storage(kind).name.lower()
 
 
 def stored_formats(path: Path, names: Iterable[str]) -> dict[str, str]:
@@ -54,8 +57,9 @@ def stored_formats(path: Path, names: Iterable[str]) -> dict[str, str]:
         return {}
     tensors = read_gguf_header(path).tensors
     sandwich = has_sandwich_norms(tensors)
-    kinds = {name: tensors[gguf_name(name, sandwich=sandwich)].storage for name in names}
-    return {name: Storage(kind).name.lower() for name, kind in kinds.items() if kind not in _FLOATS}
+    with reading(path):
+        kinds = {name: tensors[gguf_name(name, sandwich=sandwich)].storage for name in names}
+        return {name: Storage(kind).name.lower() for name, kind in kinds.items() if kind not in _FLOATS}
 
 
 def stored_dtype(path: Path) -> str:
@@ -74,6 +78,8 @@ def read_quantization(path: Path) -> QuantizationConfig | None:
     config = _read_json(path / "config.json") or {}
     older = _read_json(path / "quantize_config.json")  # AutoGPTQ's own file, before config.json had it
     found = config.get("quantization_config") or (older and {"quant_method": "gptq", **older})
+    if found and not isinstance(found, dict):
+        raise ModelLoadError(f"{path / 'config.json'}: quantization_config is not an object")
     return QuantizationConfig.of(found) if found else None
 
 
@@ -114,9 +120,10 @@ def _frequency_factors(path: Path, header: GgufHeader) -> tuple[float, ...]:
     tensor = header.tensors.get(_FACTORS)
     if tensor is None:
         return ()
+    size = 4 * prod(tensor.shape)
+    if tensor.storage != Storage.F32 or len(tensor.shape) != 1 or tensor.offset + size > path.stat().st_size:
+        raise ModelLoadError(f"{path}: tensor {_FACTORS} is not {list(tensor.shape)} values of F32")
     values = numpy.fromfile(path, dtype="<f4", count=tensor.shape[0], offset=tensor.offset)
-    if tensor.storage != Storage.F32 or len(values) != tensor.shape[0]:
-        raise ModelLoadError(f"{path}: tensor {_FACTORS} is not {tensor.shape[0]} values of F32")
     return tuple(values.astype(float).tolist())
 
 
@@ -133,6 +140,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
+    return cast("dict[str, Any]", found)
