@@ -17,6 +17,7 @@ from ..router.openai.settings import ApiKey, ApiSettings
 from ..router.several_models import SeveralModels
 from .cluster_client import ClusterClient
 from .embedded_bus import open_bus
+from .serve_port import listen_at_node_address
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Ingress:
         ``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it. ``token`` is the
         secret of their channels.
         """
+        listen_at_node_address()
         self._configs = configs
         self._token = token
         self._clients: dict[str, ClusterClient] = {}

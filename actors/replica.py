@@ -27,6 +27,7 @@ from .embedded_bus import open_bus
 from .event_publisher import EventPublisher
 from .kernels.library import native
 from .placement import rank_resources
+from .serve_port import listen_at_node_address
 
 if TYPE_CHECKING:
     from .engine_host import EngineHost
@@ -51,6 +52,7 @@ class Replica:
         ``token`` is the secret that opens the channel; ``channel_host`` where it listens, by default at the address
         by which other nodes know this one.
         """
+        listen_at_node_address()
         self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
         self._bus = open_bus(config)
         self._loop = asyncio.get_running_loop()

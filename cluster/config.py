@@ -17,6 +17,7 @@ from .metadata_store import EMBEDDED, parse_store
 from .server_config import ServerConfig
 from .speculative_config import SpeculativeConfig, read_speculative_config
 from .time_limits import TimeLimits
+from .tls_config import TlsConfig
 from .topology import Topology
 
 RoutingPolicyName = Literal[
@@ -241,6 +242,7 @@ class WarmrootConfig(Section):
     speculation: SpeculationConfig
     routing: RoutingConfig
     server: ServerConfig
+    tls: TlsConfig
     limits: TimeLimits
     deploy: DeployConfig
 
@@ -252,6 +254,7 @@ class WarmrootConfig(Section):
         "speculation": SpeculationConfig,
         "routing": RoutingConfig,
         "server": ServerConfig,
+        "tls": TlsConfig,
         "limits": TimeLimits,
         "deploy": DeployConfig,
     }

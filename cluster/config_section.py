@@ -1,8 +1,9 @@
 """What a section of the configuration is, and the types of keys that several sections have."""
 
+import os
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from .sizes import parse_size
 
@@ -12,6 +13,13 @@ def _several(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
+def _absolute(path: str) -> str:
+    """Whatever folder the process that opens it works in; stderr is no file."""
+    return path if path == "stderr" else os.path.abspath(path)
+
+
+FilePath = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
+"""A file's name as this process understands it."""
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 """A size in bytes; texts such as ``2GiB`` or ``512MB`` are accepted."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]

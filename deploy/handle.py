@@ -1,6 +1,5 @@
 """A client of a running cluster for any process in Ray: the ingress's router and sockets, without HTTP."""
 
-import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -14,7 +13,7 @@ from ..cluster.sampling_params import SamplingParams
 from ..router.openai.cluster_state import ReplicaStatus
 from ..router.output import OutputDelta, RequestOutput
 from .background_loop import BackgroundLoop
-from .local_ray import RAY_NAMESPACE
+from .local_ray import join_ray
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A text, token ids, or chat messages."""
@@ -106,7 +105,7 @@ def connect(model: str | None = None, *, address: str | None = None, timeout_s: 
     ReplicaUnavailableError when no replica is ready within ``timeout_s`` seconds.
     """
     if not ray.is_initialized():
-        ray.init(address=address or "auto", namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        join_ray(address or "auto")
     bus = find_bus()
     if bus is None:
         raise ConfigError("Warmroot is not running in this Ray cluster; start it with warmroot serve or warmroot.run")

