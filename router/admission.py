@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, NoReturn, Protocol, TypeVar
 
+from ..cluster.drain_rate import DrainRate
 from ..cluster.errors import DeadlineExceededError, OverloadedError
-from .drain_rate import DrainRate
 from .policy.base import RoutingRequest
 from .promises import Promises, key_of
 from .waiting_line import Claim, WaitingLine

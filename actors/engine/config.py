@@ -20,6 +20,10 @@ class EngineConfig:
     """Prompt tokens computed in one step while others decode: bounds inter-token latency. None: no bound of its own."""
     max_num_queued_reqs: int = 1024
     """Waiting requests beyond which new ones are refused with OverloadedError."""
+    max_num_queued_tokens: int | None = None
+    """Uncached tokens of waiting requests beyond which new ones are refused, too. One request may always wait."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured at start: what waiting times are guessed from at first; 0: not known."""
     enable_prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     share_partial_blocks: bool = True
@@ -41,6 +45,11 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_seqs", "warm_candidates", "max_num_queued_reqs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}", param=name)
+        if self.max_num_queued_tokens is not None and self.max_num_queued_tokens < 1:
+            raise ConfigError(
+                f"max_num_queued_tokens must be at least 1, got {self.max_num_queued_tokens}",
+                param="max_num_queued_tokens",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             # Otherwise decodes could use up every step and a prefill would starve.
             raise ConfigError(

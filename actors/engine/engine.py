@@ -4,10 +4,12 @@
 takes the oldest result, and requests may be added and aborted in between.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...cluster.drain_rate import DrainRate
 from ...cluster.errors import ContextTooLongError, EngineError, InvalidRequestError, OverloadedError
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
@@ -15,23 +17,35 @@ from ...kv_store.events import BlocksStored, KvEvent
 from ...kv_store.hashing import salted
 from ...kv_store.prefix_cache import PrefixCache
 from .config import EngineConfig
+from .deadlines import Deadlines
 from .draft_length import StepShape
 from .draft_tree import NO_DRAFT
 from .executor import Executor
-from .plan import SequenceResult, StepResult
+from .plan import SequenceResult, StepPlan, StepResult
 from .request import Request, Status
 from .scheduler import Scheduler
 from .speculation import DraftCounts, Speculator
 from .throughput import Throughput
+
+MIN_RETRY_S = 0.1
+UNKNOWN_RETRY_S = 1.0
+"""Before anything was measured."""
 
 
 class Engine:
     """Schedules requests onto an executor. Not thread-safe: call it from one thread or event loop."""
 
     def __init__(
-        self, executor: Executor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        namespace: BlockHash,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """``clock`` gives seconds, monotonic; ``namespace`` is the root of the block hashes without a tenant's salt."""
+        """``clock`` gives seconds, monotonic; ``namespace`` is the root of the block hashes without a tenant's salt;
+        ``wall`` is the clock of deadlines.
+        """
         self.config = config
         self.namespace = namespace
         self.cache = PrefixCache(
@@ -49,7 +63,10 @@ class Engine:
         """Prompt and output tokens that one sequence can have here."""
         self._executor = executor
         self._clock = clock
+        self._wall = wall
         self._throughput = Throughput()
+        self._drain = DrainRate()
+        self._deadlines = Deadlines()
         self._requests: dict[RequestId, Request] = {}
         self._in_flight: deque[_Submitted] = deque()
         self._pending: list[TokenDelta] = []
@@ -80,13 +97,7 @@ class Engine:
         """
         self._check_alive()
         self._validate(source)
-        if len(self.scheduler.waiting) >= self.config.max_num_queued_reqs and not source.age:
-            raise OverloadedError(
-                f"{len(self.scheduler.waiting)} requests are waiting already",
-                retry_after=self._throughput.wait_s(self.scheduler.waiting.num_tokens),
-            )
-        self._num_added += 1
-        order = (self._clock() - source.age + source.priority * self.config.priority_age_s, self._num_added)
+        order = (self._clock() - source.age + source.priority * self.config.priority_age_s, self._num_added + 1)
         try:
             request = Request(source, salted(self.namespace, source.cache_salt), self.max_tokens, order)
         except (OverflowError, TypeError) as error:
@@ -95,8 +106,35 @@ class Engine:
         if end is not None:  # an earlier replica was lost between the last token and its finish reason
             self._pending.append(_last_delta(request, *end))
             return
+        if not source.age:
+            self._check_room(request)
+        self._num_added += 1
         self._requests[request.id] = request
-        self.scheduler.waiting.add(request)
+        self.scheduler.add(request, source.share)
+        if source.deadline:
+            request.deadline = source.deadline - self._wall() + self._clock()
+            self._deadlines.put(request.deadline, request.id)
+
+    def _check_room(self, request: Request) -> None:
+        """Raise OverloadedError when what waits is too much, by number or by tokens; one request always may."""
+        waiting, limits = self.scheduler.waiting, self.config
+        if not len(waiting):
+            return
+        excess = 0.0
+        if limits.max_num_queued_tokens is not None:
+            excess = waiting.num_tokens + min(waiting.measure(request), limits.max_num_queued_tokens)
+            excess -= limits.max_num_queued_tokens
+        if len(waiting) >= limits.max_num_queued_reqs:
+            excess = max(excess, next(iter(waiting)).uncached)
+        if excess > 0:
+            wait_s = self._wait_s(excess)
+            waits = f"{len(waiting)} requests are waiting already, with {waiting.num_tokens} tokens"
+            raise OverloadedError(f"{waits}: try again in {wait_s:.2f} s", retry_after=wait_s)
+
+    def _wait_s(self, tokens: float) -> float:
+        """Seconds until so many tokens have left the queue."""
+        guess = self._throughput.per_s or self.config.prefill_tokens_per_s or tokens / UNKNOWN_RETRY_S
+        return max(MIN_RETRY_S, tokens / self._drain.per_s(guess, self._clock()))
 
     def _validate(self, source: GenerateRequest) -> None:
         prompt, vocab = source.prompt_token_ids, self.config.vocab_size
@@ -134,7 +172,9 @@ class Engine:
         ``beside_decodes``: see ``Scheduler.schedule``.
         """
         self._check_alive()
-        scheduled = self.scheduler.schedule(self._num_steps + 1, beside_decodes=beside_decodes)
+        if self._deadlines:
+            self._expire()
+        scheduled = self._schedule(beside_decodes)
         if scheduled is None:
             return False
         self._num_steps += 1
@@ -143,6 +183,28 @@ class Engine:
         self._in_flight.append(_Submitted(plan.step, self._clock(), chunks, shape))
         self._executor.submit(plan)
         return True
+
+    def _schedule(self, beside_decodes: bool) -> tuple[StepPlan, dict[Request, int]] | None:
+        """The next plan; what it takes from the waiting ones is measured."""
+        waiting = self.scheduler.waiting
+        if not len(waiting):
+            return self.scheduler.schedule(self._num_steps + 1, beside_decodes=beside_decodes)
+        before, now = waiting.num_tokens, self._clock()
+        self._drain.begin(now)
+        scheduled = self.scheduler.schedule(self._num_steps + 1, beside_decodes=beside_decodes)
+        self._drain.drained(max(0, before - waiting.num_tokens), now)
+        if not len(waiting):
+            self._drain.end(now)
+        return scheduled
+
+    def _expire(self) -> None:
+        """End requests whose deadline has passed, wherever they are, and free what they hold."""
+        now = self._clock()
+        for request_id in self._deadlines.passed(now, self._requests):
+            request = self._requests[request_id]
+            if request.status is not Status.FINISHED and request.deadline <= now:
+                self._pending.append(_last_delta(request, FinishReason.DEADLINE, None, _too_late(request)))
+                self.abort(request_id)
 
     def begin_all(self) -> bool:
         """Submit as many steps as the executor makes use of. False: none is in flight."""
@@ -294,6 +356,11 @@ class _Submitted:
     began: float
     chunks: dict[Request, int]
     shape: StepShape | None
+
+
+def _too_late(request: Request) -> str:
+    done = f"after {request.num_output} tokens" if request.num_output else "before its first token"
+    return f"the request's deadline passed {done}"
 
 
 def _last_delta(

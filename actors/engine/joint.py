@@ -109,7 +109,10 @@ class JointEngine:
         """What a request has before it and brings, in tokens; groups that would refuse it come last."""
         scheduler = self.engines[group].scheduler
         sequences = len(scheduler.running) + len(scheduler.waiting)
-        is_full = len(scheduler.waiting) >= self.config.max_num_queued_reqs
+        most = self.config.max_num_queued_tokens
+        is_full = len(scheduler.waiting) >= self.config.max_num_queued_reqs or (
+            most is not None and scheduler.waiting.num_tokens + missing > most
+        )
         return is_full, missing + sum(self._owed[group].values()) + SEQUENCE_TOKENS * sequences
 
     def abort(self, request_id: RequestId) -> None:

@@ -2,6 +2,7 @@
 
 from array import array
 from enum import IntEnum
+from math import inf
 
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import FinishReason, GenerateRequest, TokenLogprob
@@ -30,6 +31,7 @@ class Request:
     __slots__ = (
         "acceptance",
         "cached_tokens",
+        "deadline",
         "draft",
         "drafted",
         "id",
@@ -56,6 +58,7 @@ class Request:
         "reported",
         "seed",
         "status",
+        "tenant",
         "tokens",
         "uncached",
     )
@@ -65,6 +68,9 @@ class Request:
         self.id: RequestId = source.request_id
         self.params: SamplingParams = source.params
         self.priority = source.priority
+        self.tenant = source.tenant
+        self.deadline = inf
+        """By the engine's clock."""
         self.namespace = namespace
         self.tokens = array("i", source.prompt_token_ids)
         self.tokens.extend(source.output_token_ids)

@@ -61,6 +61,11 @@ class Scheduler:
         self._no_blocks: tuple[list[BlockId], ...] = tuple([] for _ in cache.layout.groups)
         self._windowed = any(group.window is not None for group in cache.layout.groups)
 
+    def add(self, request: Request, share: float) -> None:
+        """A new request waits. ``share``: see ``GenerateRequest``."""
+        self.waiting.shares.enter(request.tenant, share)
+        self.waiting.add(request)
+
     @property
     def has_decodes(self) -> bool:
         """Whether a sequence can compute the one token that it lacks."""
@@ -295,6 +300,7 @@ class Scheduler:
         if lease.copies:
             self.cache.copied(lease)
         request.num_computed += num_tokens
+        self.waiting.shares.charge(request.tenant, num_tokens)
         request.num_scheduled = max(request.num_scheduled, request.num_computed)
         self.cache.commit(lease, request.tokens, request.num_computed)
 
@@ -303,6 +309,8 @@ class Scheduler:
         for request in requests:
             if request.status is Status.WAITING:
                 self.waiting.remove(request)
+            if request.status is not Status.FINISHED:
+                self.waiting.shares.leave(request.tenant)
             request.status = Status.FINISHED
             if not request.num_in_flight and request.lease is not None:
                 self.running.remove(request)

@@ -16,8 +16,7 @@ class Throughput:
         self._tokens = self._tokens * self._decay + num_tokens
         self._seconds = self._seconds * self._decay + seconds
 
-    def wait_s(self, num_tokens: int, shortest: float = 1.0, longest: float = 60.0) -> float:
-        """Seconds until ``num_tokens`` tokens have run, within bounds that make sense to a client."""
-        if not self._tokens:
-            return shortest
-        return min(longest, max(shortest, num_tokens * self._seconds / self._tokens))
+    @property
+    def per_s(self) -> float:
+        """Tokens per second; 0 before the first step."""
+        return self._tokens / self._seconds if self._seconds else 0.0

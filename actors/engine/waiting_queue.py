@@ -4,12 +4,16 @@ Order is (priority with ageing, arrival): ``arrival + priority * age`` compares 
 every ``age`` seconds of waiting, and never needs sorting again. Among the first requests of the same priority the one
 with the longest cached prefix goes first, so that requests sharing a prefix run while it is warm (RadixAttention,
 arXiv 2312.07104); but nobody is overtaken more than ``max_overtakes`` times, and a preempted request not at all.
+
+Each tenant has a queue of its own in that order. Of those whose firsts have the priority of the very first, the one
+that was served the least for its share is next (``FairShares``).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
+from ...cluster.fair_share import FairShares
 from ...kv_store.radix import Node, RadixTree
 from .request import Request
 
@@ -27,26 +31,38 @@ class WaitingQueue:
         self._block_size = block_size
         self._max_overtakes = max_overtakes
         self._candidates = candidates
-        self._requests: list[Request] = []
+        self._queues: dict[str, list[Request]] = {}
+        self._length = 0
+        self.shares = FairShares()
+        """Of tenants whose requests wait or run."""
         self.num_tokens = 0
         """Of all waiting requests, without those that were cached when they came."""
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self._length
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        return chain.from_iterable(self._queues.values())
+
+    def measure(self, request: Request) -> int:
+        """Its tokens that are not cached."""
+        node = self._look_up(request)
+        return request.num_tokens - (0 if node is None else node.depth * self._block_size)
 
     def add(self, request: Request) -> None:
         """A new request, or a preempted one, which comes back to its old place."""
-        insort(self._requests, request, key=_order)
-        node = self._look_up(request)
-        request.uncached = request.num_tokens - (0 if node is None else node.depth * self._block_size)
+        insort(self._queues.setdefault(request.tenant, []), request, key=_order)
+        self._length += 1
+        request.uncached = self.measure(request)
         self.num_tokens += request.uncached
 
     def remove(self, request: Request) -> None:
         """It starts, or is aborted."""
-        del self._requests[bisect_left(self._requests, request.order, key=_order)]
+        queue = self._queues[request.tenant]
+        del queue[bisect_left(queue, request.order, key=_order)]
+        if not queue:
+            del self._queues[request.tenant]
+        self._length -= 1
         self.num_tokens -= request.uncached
 
     def choose(self, computing: Computing) -> Request | None:
@@ -54,9 +70,24 @@ class WaitingQueue:
 
         A request whose next block is being computed by a running one is passed over: it will find it cached.
         """
+        return next((best for queue in self._in_turn() if (best := self._warmest(queue, computing))), None)
+
+    def _in_turn(self) -> Iterable[list[Request]]:
+        """The queues of all tenants, the next one first."""
+        queues = self._queues
+        if len(queues) < 2:
+            return queues.values()
+        urgent = min(queues.values(), key=lambda queue: queue[0].order)[0].priority
+
+        def turn(tenant: str) -> tuple[bool, float]:
+            return queues[tenant][0].priority != urgent, self.shares.served(tenant)
+
+        return [queues[tenant] for tenant in sorted(queues, key=turn)]
+
+    def _warmest(self, queue: list[Request], computing: Computing) -> Request | None:
         best: Request | None = None
         depth, seen = -1, 0
-        for request in islice(self._requests, MAX_SCAN):
+        for request in islice(queue, MAX_SCAN):
             node = self._look_up(request)
             if best is not None and request.priority != best.priority:
                 break
@@ -72,7 +103,7 @@ class WaitingQueue:
 
     def started(self, request: Request, computing: Computing) -> None:
         """``request`` was chosen and leaves; those before it that could have gone have been overtaken."""
-        for other in self._requests:
+        for other in self._queues[request.tenant]:
             if other is request:
                 break
             if other.node is None or not self._comes_soon(other, other.node, computing):
