@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-LOGPROB_TOLERANCE = 2e-3
+LOGPROB_TOLERANCE = 2e-4
 """Largest difference of a log-probability that rounding in float32 may make, by another order of sums or a gang."""
-TIE = 1e-3
+TIE = 2e-4
 """Two tokens whose log-probabilities differ by less are equally likely: rounding decides."""
 
 Logprobs = list[tuple[str, float, dict[str, float]]]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .answers import Answer, Verdict, compare
 from .clients import Outcome
@@ -80,13 +81,19 @@ class Inventory:
     found: Sequence[Found]
     descriptors: Mapping[tuple[str, int], int]
     """By host and process id there."""
+    shared_memory: Mapping[str, frozenset[str]]
+    """Names of segments, by host."""
 
     @classmethod
     def of(cls, site: Site) -> "Inventory":
         """Now."""
         found = site.find()
         counts = {(one.host.name, one.process.inner_pid): one.num_descriptors() for one in found}
-        return cls(found, {key: count for key, count in counts.items() if count is not None})
+        segments = {
+            host.name: frozenset(path.name for path in Path(f"/proc/{host.init}/root/dev/shm").iterdir())
+            for host in site.lan.hosts
+        }
+        return cls(found, {key: count for key, count in counts.items() if count is not None}, segments)
 
     def roles(self) -> Counter[str]:
         """How many processes of each role."""
@@ -94,7 +101,7 @@ class Inventory:
 
 
 def changes(before: Inventory, after: Inventory) -> list[str]:
-    """Processes too many or too few, and descriptors that survivors have gained."""
+    """Processes too many or too few, descriptors that survivors have gained, and shared memory of the dead."""
     problems = [
         f"orphans: {after.roles()[role]} {role} processes, before {before.roles()[role]}"
         for role in sorted(before.roles().keys() | after.roles().keys())
@@ -105,6 +112,11 @@ def changes(before: Inventory, after: Inventory) -> list[str]:
         gained = after.descriptors.get(key, 0) - before.descriptors.get(key, after.descriptors.get(key, 0))
         if gained > MOST_NEW_DESCRIPTORS:
             problems.append(f"descriptors: {one.name} has {gained} more than before")
+    segments = {host: (before.shared_memory[host], names) for host, names in after.shared_memory.items()}
+    more = sum(len(names) for _, names in segments.values()) - sum(len(names) for names, _ in segments.values())
+    if more > 0:
+        new = {host: sorted(names - old) for host, (old, names) in segments.items()}
+        problems.append(f"leaked: {more} segments of shared memory among {new}")
     return problems
 
 
