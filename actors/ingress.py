@@ -10,13 +10,14 @@ from starlette.types import ASGIApp
 
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ReplicaUnavailableError
+from ..kv_store.redis_bus import RedisEventBus
 from ..router.frontend import Frontend
 from ..router.openai.app import build_app
 from ..router.openai.cluster_state import ClusterState
 from ..router.openai.settings import ApiKey, ApiSettings
 from ..router.several_models import SeveralModels
 from .cluster_client import ClusterClient
-from .embedded_bus import open_bus
+from .embedded_bus import open_bus, store_of
 from .serve_port import listen_at_node_address
 
 logger = logging.getLogger(__name__)
@@ -29,16 +30,21 @@ class Ingress:
     """
 
     async def __init__(
-        self, configs: Sequence[WarmrootConfig], _replicas: Sequence[DeploymentHandle], token: str
+        self,
+        configs: Sequence[WarmrootConfig],
+        _replicas: Sequence[DeploymentHandle],
+        token: str,
+        open_admin: bool = False,
     ) -> None:
         """``configs``: one for each model, the first one's for all that is the ingress's own.
 
         ``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it. ``token`` is the
-        secret of their channels.
+        secret of their channels. ``open_admin``: without any keys, whoever reaches this is an admin.
         """
         listen_at_node_address()
         self._configs = configs
         self._token = token
+        self._open_admin = open_admin
         self._clients: dict[str, ClusterClient] = {}
         self._frontends: dict[str, Frontend] = {}
         self._states: list[ClusterState] = []
@@ -49,17 +55,29 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve once the constructor is through."""
-        server = self._configs[0].server
-        settings = ApiSettings(
+        store = store_of(self._configs[0])
+        shared_quota = None if store is None else RedisEventBus(store)
+        return build_app(self._frontends, self._settings(), SeveralModels(self._states), shared_quota=shared_quota)
+
+    def _settings(self) -> ApiSettings:
+        config = self._configs[0]
+        server = config.server
+        return ApiSettings(
             api_keys=tuple(ApiKey(key=SecretStr(key), tenant=tenant) for key, tenant in server.all_keys),
+            api_keys_file=server.api_keys_file,
+            admin_keys=server.admin_api_key,
+            open_admin=self._open_admin,
+            protect_metrics=server.protect_metrics,
+            num_ingress=server.num_ingress,
+            audit_log=server.audit_log,
+            limits=config.requests,
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,
             root_path=server.root_path,
             sends_request_id=False,
-            keep_alive_s=self._configs[0].limits.keep_alive_interval,
+            keep_alive_s=config.limits.keep_alive_interval,
             served_names=tuple(name for config in self._configs for name in config.model.names),
         )
-        return build_app(self._frontends, settings, SeveralModels(self._states))
 
     async def __del__(self) -> None:
         for task in self._connecting:

@@ -14,6 +14,7 @@ from .config_errors import explain_invalid, unknown_key
 from .config_section import Bytes, Names, Section
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
+from .request_limits import RequestLimits
 from .server_config import ServerConfig
 from .speculative_config import SpeculativeConfig, read_speculative_config
 from .time_limits import TimeLimits
@@ -244,6 +245,7 @@ class WarmrootConfig(Section):
     server: ServerConfig
     tls: TlsConfig
     limits: TimeLimits
+    requests: RequestLimits
     deploy: DeployConfig
 
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
@@ -256,6 +258,7 @@ class WarmrootConfig(Section):
         "server": ServerConfig,
         "tls": TlsConfig,
         "limits": TimeLimits,
+        "requests": RequestLimits,
         "deploy": DeployConfig,
     }
 
@@ -285,11 +288,15 @@ class WarmrootConfig(Section):
         return cls.model_validate(sections)
 
 
+_SECRET = frozenset({"api_key", "tenant_api_key", "admin_api_key", "metadata_store"})
+"""Keys whose values no message shows."""
+
+
 def _section(kind: type[Section], values: dict[str, Any], where: Callable[[str], str]) -> Section:
     try:
         section = kind.model_validate(values)
     except ValidationError as error:
-        key, message = explain_invalid(error, secret=frozenset({"api_key", "tenant_api_key", "metadata_store"}))
+        key, message = explain_invalid(error, secret=_SECRET)
         raise ConfigError(f"{where(key)}: {message}", param=key) from None
     problem = section.problem()
     if problem is not None:

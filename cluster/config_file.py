@@ -8,8 +8,11 @@ import yaml
 from pydantic import SecretStr
 
 from .config import WarmrootConfig
+from .damaged import MISTAKES
 from .errors import ConfigError
 from .metadata_store import parse_store, with_password
+
+KEY_VARIABLES = {"api_key": "WARMROOT_API_KEY", "admin_api_key": "WARMROOT_ADMIN_API_KEY"}
 
 
 def flag_name(key: str) -> str:
@@ -24,7 +27,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     name: Callable[[str], str] = flag_name,
 ) -> WarmrootConfig:
-    """One configuration: flags win over the environment (WARMROOT_API_KEY), that over the file. Raises ConfigError.
+    """One configuration: flags win over the environment (``KEY_VARIABLES``), that over the file. Raises ConfigError.
 
     WARMROOT_REDIS_PASSWORD completes a URL that has no password. ``name``: what messages call a key of ``flags``.
     """
@@ -32,10 +35,11 @@ def load_config(
     origins: dict[str, str] = {}
     if config_file is not None:
         values, origins = read_config_file(Path(config_file))
-    api_key = (environ or {}).get("WARMROOT_API_KEY")
-    if api_key:
-        values["api_key"] = tuple(key.strip() for key in api_key.split(",") if key.strip())
-        origins["api_key"] = "WARMROOT_API_KEY"
+    for key, variable in KEY_VARIABLES.items():
+        given = (environ or {}).get(variable)
+        if given:
+            values[key] = tuple(part.strip() for part in given.split(",") if part.strip())
+            origins[key] = variable
     for key, value in flags.items():
         values[key] = value
         origins[key] = name(key)
@@ -67,6 +71,8 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{path}{line}: not valid YAML: {error.problem or error.context}", param="config") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {str(error).splitlines()[0]}", param="config") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply", param="config") from error
 
 
 def _read_mapping(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -84,7 +90,10 @@ def _read_mapping(text: str, name: str) -> tuple[dict[str, Any], dict[str, str]]
             key, where = written.replace("-", "_"), f"{name}:{key_node.start_mark.line + 1}: {written}"
             if key in values:
                 raise ConfigError(f"{where}: stands here twice", param=key)
-            values[key] = loader.construct_object(value_node, deep=True)
+            try:
+                values[key] = loader.construct_object(value_node, deep=True)
+            except MISTAKES as error:  # dates and numbers that are none
+                raise ConfigError(f"{where}: cannot be read: {error}", param=key) from error
             origins[key] = where
         return values, origins
     finally:

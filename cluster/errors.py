@@ -8,6 +8,7 @@ WarmrootError
 │   ├── PermissionDeniedError      403
 │   ├── ModelNotFoundError         404
 │   ├── PayloadTooLargeError       413
+│   ├── HeadersTooLargeError       431
 │   ├── OverloadedError            429  with retry_after seconds
 │   │   └── RateLimitError             429  a key's or tenant's own limit
 │   └── ConfigError                     bad flag or configuration key
@@ -84,6 +85,13 @@ class PayloadTooLargeError(ClientError):
 
     status = 413
     code = "payload_too_large"
+
+
+class HeadersTooLargeError(ClientError):
+    """The request's headers exceed the limit."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class OverloadedError(ClientError):

@@ -1,8 +1,10 @@
 """The HTTP endpoint: where it listens, whom it lets in, what it takes."""
 
+from ipaddress import ip_address
+
 from pydantic import Field
 
-from .config_section import Bytes, Names, Secrets, Section
+from .config_section import Bytes, FilePath, Names, Secrets, Section
 
 
 class ServerConfig(Section):
@@ -16,6 +18,14 @@ class ServerConfig(Section):
     """Keys that open the API, also from WARMROOT_API_KEY (commas between several). Default: open to all."""
     tenant_api_key: Secrets = ()
     """TENANT=KEY: keys of tenants who must not see by response times what others have cached. May be repeated."""
+    api_keys_file: FilePath | None = None
+    """YAML file of hashed keys with tenants, models and limits, read again when it changes; warmroot keys makes it."""
+    admin_api_key: Secrets = ()
+    """Keys that open /admin as well, also from WARMROOT_ADMIN_API_KEY. Where there are other keys, only these do."""
+    protect_metrics: bool = False
+    """Whether /metrics needs a key, too."""
+    audit_log: FilePath | None = None
+    """File to which each request's key, model, tokens and outcome are written, or stderr. Never what was said."""
     max_body_bytes: Bytes = Field(32 * 1024 * 1024, gt=0)
     """A larger request body gets 413."""
     num_ingress: int = Field(1, ge=1)
@@ -29,14 +39,25 @@ class ServerConfig(Section):
         """See Section."""
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             return "root_path", f"{self.root_path!r} must start with / and must not end with it"
-        if any(not key.get_secret_value() for key in self.api_key):
-            return "api_key", "a key must not be empty"
+        for name, given in (("api_key", self.api_key), ("admin_api_key", self.admin_api_key)):
+            if any(not key.get_secret_value() for key in given):
+                return name, "a key must not be empty"
         if not all(tenant and key for key, tenant in self.tenant_keys):
             return "tenant_api_key", "must be of the form TENANT=KEY"
         keys = [key for key, _ in self.all_keys]
         if len(set(keys)) < len(keys):
             return "tenant_api_key", "a key must be of one tenant only"
+        if any(key.get_secret_value() in keys for key in self.admin_api_key):
+            return "admin_api_key", "must be none of the other keys"
         return None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def tenant_keys(self) -> list[tuple[str, str]]:

@@ -31,10 +31,13 @@ def build_app(args: dict) -> serve.Application:  # Serve looks whether the annot
     return application(read_models(args, os.environ))
 
 
-def application(configs: Sequence[WarmrootConfig], *, single_node: bool = False) -> serve.Application:
+def application(
+    configs: Sequence[WarmrootConfig], *, single_node: bool = False, open_admin: bool = False
+) -> serve.Application:
     """Replicas of every model, and ingresses as the first one's configuration asks for. Run it with ``serve.run``.
 
-    ``single_node`` keeps the replicas' channels on loopback: no other machine will ever need them.
+    ``single_node`` keeps the replicas' channels on loopback: no other machine will ever need them. ``open_admin``: only
+    this machine reaches the API, so that ``/admin`` may be open where there are no keys.
     """
     first, token = configs[0], secrets.token_hex(16)
     channel_host = "127.0.0.1" if single_node else None
@@ -53,7 +56,7 @@ def application(configs: Sequence[WarmrootConfig], *, single_node: bool = False)
         graceful_shutdown_timeout_s=first.limits.shutdown_grace,
     )
     models = [config for at, config in enumerate(configs) if all(config.model != c.model for c in configs[:at])]
-    return ingress.bind(models, replicas, token)
+    return ingress.bind(models, replicas, token, open_admin)
 
 
 def replica_deployments(configs: Sequence[WarmrootConfig]) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ray import serve as ray_serve
@@ -21,6 +22,7 @@ from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ModelLoadError, ReplicaUnavailableError
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.openai.cluster_state import ReplicaStatus
+from ..router.tenancy.key_file import read_key_file
 from .app import APP_NAME, application, gang_bundles, replica_threads
 from .certificates import check_certificates
 from .handle import Handle, connect
@@ -50,6 +52,8 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
     config = WarmrootConfig.of(config, **keys) if isinstance(config, str) else config
     server, deploy, topology = config.server, config.deploy, config.parallel.topology()
     check_port(server.host, server.port)
+    if server.api_keys_file is not None and deploy.ray_address is None:
+        read_key_file(Path(server.api_keys_file))  # the ingress reads it, but its errors come late
     check_certificates(config.tls, ray_address=deploy.ray_address)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the display says what matters
     display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
@@ -75,7 +79,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
                 # HAProxy listens where the user wants it; the proxies behind it need no one else.
                 host = LOOPBACK if started_ray else server.host
                 ray_serve.start(http_options={"host": host, "port": server.port, "location": location})
-                app = application([config], single_node=started_ray)
+                app = application([config], single_node=started_ray, open_admin=server.is_local)
                 target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
                 ray_serve.run_many([target], wait_for_applications_running=False)
                 _wait_until_running(display, bus, None if topology.world_size == 1 else _Placement(config, started_ray))

@@ -1,5 +1,6 @@
 """Text to token ids and back, on the ``tokenizers`` library alone."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ class Tokenizer:
             "special_tokens": self.special_tokens,
             "chat_template": self.chat_template,
         }
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of the token that has most; None where a token may stand for more than it spells."""
+        if self._spells is None:
+            return None
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @property
     def bos_token_id(self) -> int | None:

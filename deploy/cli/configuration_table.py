@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from ...cluster.config import WarmrootConfig
@@ -98,7 +99,8 @@ def _default(info: FieldInfo) -> str:
         return f"`{str(default).lower()}`"
     if isinstance(default, tuple):
         return ", ".join(f"`{item}`" for item in default)
-    return format_size(default) if isinstance(default, int) and default >= 2**20 else f"`{default}`"
+    is_size = any(isinstance(item, BeforeValidator) for item in info.metadata)
+    return format_size(default) if isinstance(default, int) and is_size else f"`{default}`"
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:

@@ -119,7 +119,9 @@ def _plain(annotation: Any) -> tuple[Any, bool]:
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(member for member in get_args(annotation) if member is not type(None))
     metadata = getattr(annotation, "__metadata__", None)
-    return (annotation, False) if metadata is None else (annotation.__origin__, True)
+    if metadata is None:
+        return annotation, False
+    return annotation.__origin__, any(isinstance(item, BeforeValidator) for item in metadata)
 
 
 def _help(info: FieldInfo) -> str:

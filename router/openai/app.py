@@ -7,18 +7,25 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
+from ...kv_store.quota import QuotaStore
 from ..frontend import Frontend
 from ..metrics import RequestMetrics
+from ..tenancy.rate_limits import KINDS
 from .cluster_state import ClusterState
 from .documentation import DocumentedApp
 from .errors import install_error_handlers
-from .middleware import BearerAuth, BodyLimit, CrossOrigin, RequestBoundary
+from .middleware import CrossOrigin, RequestBoundary
+from .middleware_access import Access
+from .middleware_audit import Audited
+from .middleware_body import BodyLimit, HeaderLimit
+from .middleware_limits import RateLimits
 from .routes_admin import admin_routes
 from .routes_chat import chat_routes
 from .routes_completions import completion_routes
 from .routes_status import health_routes, model_routes
 from .service import Service, random_id
 from .settings import ApiSettings
+from .tenancy import Tenancy
 from .tokens import token_routes
 
 EXPOSED_HEADERS = (
@@ -29,6 +36,7 @@ EXPOSED_HEADERS = (
     "openai-processing-ms",
     "retry-after",
     "retry-after-ms",
+    *(f"x-ratelimit-{fact}-{kind}" for fact in ("limit", "remaining", "reset") for kind in KINDS),
 )
 
 
@@ -40,10 +48,12 @@ def build_app(
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.perf_counter,
     new_id: Callable[[], str] = random_id,
+    shared_quota: QuotaStore | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over ``frontends``, by served name; a name may be added while it runs.
 
-    ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds.
+    ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds. ``shared_quota``: where ingresses
+    keep the limits of keys together. Raises ConfigError for a file of API keys that cannot be read.
     """
     service = Service(
         frontends=frontends,
@@ -55,10 +65,12 @@ def build_app(
         monotonic=monotonic,
         new_id=new_id,
     )
+    tenancy = Tenancy.of(settings, clock=clock, monotonic=monotonic, shared_quota=shared_quota)
+    service.metrics.registry.register(tenancy.collector())
     app = DocumentedApp(
         title="Warmroot",
         version=service.version,
-        middleware=_middleware(service),
+        middleware=_middleware(service, tenancy),
         redoc_url=None,
         strict_content_type=False,
     )
@@ -68,9 +80,10 @@ def build_app(
     return app
 
 
-def _middleware(service: Service) -> list[Middleware]:
+def _middleware(service: Service, tenancy: Tenancy) -> list[Middleware]:
     """From the outside in."""
-    settings = service.settings
+    settings, audit = service.settings, tenancy.audit
+    clocks = {"clock": service.clock, "monotonic": service.monotonic}
     return [
         Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, settings=settings),
         Middleware(
@@ -80,6 +93,11 @@ def _middleware(service: Service) -> list[Middleware]:
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         ),
-        Middleware(BearerAuth, settings=settings),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        *([] if audit is None else [Middleware(Audited, log=audit, **clocks)]),
+        Middleware(HeaderLimit, max_bytes=settings.limits.max_header_bytes),
+        Middleware(
+            Access, keys=tenancy.keys, open_admin=settings.open_admin, open_metrics=not settings.protect_metrics
+        ),
+        Middleware(RateLimits, limiter=tenancy.limiter),
+        Middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_values=settings.limits.max_json_values),
     ]

@@ -41,6 +41,12 @@ class ChatMessage(RequestBody):
         message = {"role": role, "content": self._text(f"{path}.content")}
         return message if self.name is None else {**message, "name": self.name}
 
+    def texts(self) -> list[str]:
+        """All text that it holds."""
+        if isinstance(self.content, list):
+            return [part.text for part in self.content if part.text is not None]
+        return [] if self.content is None else [self.content]
+
     def _text(self, path: str) -> str:
         if isinstance(self.content, str):
             return self.content

@@ -10,7 +10,6 @@ from ...cluster.sampling_params import SamplingParams
 from .protocol import GenerationRequest, ResponseBody, TopLogprobs, UsageBody
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 2048
 
 
 def _form(prompt: Any) -> str:
@@ -51,8 +50,6 @@ class CompletionRequest(GenerationRequest):
         prompts = self._as_list()
         if not prompts or any(not prompt for prompt in prompts):
             raise InvalidRequestError("prompt must not be empty", param="prompt")
-        if len(prompts) > MAX_PROMPTS:
-            raise InvalidRequestError(f"prompt must not hold more than {MAX_PROMPTS} prompts", param="prompt")
         return prompts
 
     def _as_list(self) -> list[str | list[int]]:

@@ -15,11 +15,13 @@ from ...cluster.sampling_params import SamplingParams
 from ..frontend import Frontend
 from ..metrics import RequestMeter
 from ..output import OutputCollector, RequestOutput
+from ..tenancy.rate_limits import UNSAID_OUTPUT_TOKENS
 from .chunks import ChunkOptions, ChunkWriter, Envelope, UsageCounter
 from .events import EventStream
 from .feed import DeltaFeed
 from .logprobs import LogprobFormat
 from .protocol import GenerationRequest
+from .record import principal_of
 from .service import Service
 
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
@@ -49,6 +51,8 @@ class Generation:
     prompts: list[list[int]]
     params: SamplingParams
     usage: UsageCounter
+    engine_id: str
+    """Beginning of its ids in the engines: unique, whatever id the client chose."""
 
     @classmethod
     def of(
@@ -61,7 +65,7 @@ class Generation:
         id_prefix: str,
     ) -> "Generation":
         """The generation that ``body`` asks for, under the id of its HTTP request."""
-        name, frontend = service.model(body.model)
+        name, frontend = service.model(body.model, principal_of(request.scope))
         if body.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = body.request_id
         envelope = Envelope(
@@ -70,6 +74,8 @@ class Generation:
             model=name,
             fingerprint=service.fingerprint,
         )
+        usage = UsageCounter(sum(map(len, prompts)))
+        request.state.record.model, request.state.record.usage = name, usage.usage
         return cls(
             service=service,
             frontend=frontend,
@@ -78,7 +84,8 @@ class Generation:
             envelope=envelope,
             prompts=prompts,
             params=params,
-            usage=UsageCounter(sum(map(len, prompts))),
+            usage=usage,
+            engine_id=f"{envelope.id}-{service.new_id()[:8]}",
         )
 
     @property
@@ -99,6 +106,7 @@ class Generation:
 
     async def stream(self, writer: ChunkWriter) -> Response:
         """The response, as soon as the first delta is here. Raises what refuses the request before that."""
+        await self._reserve(self.params)
         feed = self._start(self.params)
         try:
             first = await feed.first()
@@ -114,6 +122,7 @@ class Generation:
         With ``best_of`` all candidates count in the usage, and the ``n`` likeliest are returned.
         """
         params = self._params_of_candidates()
+        await self._reserve(params)
         collectors = [OutputCollector(params.n) for _ in self.prompts]
         async with aclosing(self._start(params)) as feed:
             while not feed.done:
@@ -129,9 +138,10 @@ class Generation:
 
     def headers(self, replica: str | None, cached_tokens: int | None) -> dict[str, str]:
         """Which replica answered, how much of the prompt it had cached and, where the request asks, why it did."""
+        self.request.state.record.replica = replica or ""
         headers = {"x-warmroot-replica": replica or "", "x-warmroot-cached-tokens": str(cached_tokens or 0)}
         if self.request.headers.get(EXPLAIN_HEADER, "0").lower() not in {"0", "false"}:
-            for choice in self.service.cluster.explain(f"{self.envelope.id}-"):
+            for choice in self.service.cluster.explain(f"{self.engine_id}-"):
                 shown = asdict(replace(choice, candidates=choice.candidates[:_MOST_SHOWN]))
                 headers["x-warmroot-routing"] = json.dumps(shown, separators=(",", ":"))
         return headers
@@ -142,20 +152,26 @@ class Generation:
             return params
         return replace(params, n=params.best_of, best_of=None, logprobs=params.logprobs or 0)
 
+    async def _reserve(self, params: SamplingParams) -> None:
+        """Take what it may use from the limits of its key. Raises RateLimitError."""
+        quota = self.request.state.record.quota
+        if quota is not None:
+            most = UNSAID_OUTPUT_TOKENS if params.max_tokens is None else params.max_tokens
+            await quota.reserve(self.usage.prompt_tokens + most * params.n * len(self.prompts))
+
     def _start(self, params: SamplingParams) -> DeltaFeed:
-        """Submit every prompt. Ids in the engine are unique whatever id the client chose."""
-        service, unique = self.service, self.service.new_id()[:8]
-        principal = getattr(self.request.state, "principal", None)
+        """Submit every prompt."""
+        service, principal = self.service, principal_of(self.request.scope)
         streams = [
             self.frontend.stream(
                 prompt,
                 params,
-                request_id=RequestId(f"{self.envelope.id}-{unique}-{number}"),
-                priority=self.body.priority,
-                cache_salt=tenant_salt(getattr(self.request.state, "tenant", ""), self.body.cache_salt),
-                session_id=session_of(self.request.headers) or self.body.session_id or "",
-                tenant=getattr(principal, "tenant", "") or getattr(self.request.state, "tenant", ""),
-                share=getattr(principal, "share", 1.0),
+                request_id=RequestId(f"{self.engine_id}-{number}"),
+                priority=principal.priority(self.body.priority),
+                cache_salt=principal.cache_salt(self.body.cache_salt),
+                session_id=principal.session(session_of(self.request.headers) or self.body.session_id or ""),
+                tenant=principal.tenant,
+                share=principal.share,
                 timeout_s=timeout_of(self.request.headers, self.body.timeout),
             )
             for number, prompt in enumerate(self.prompts)
@@ -164,13 +180,6 @@ class Generation:
         feed = DeltaFeed(streams, meters, self.request.receive, service.settings.keep_alive_s)
         feed.start()
         return feed
-
-
-def tenant_salt(tenant: str, cache_salt: str | None) -> str:
-    """The salt of a request's KV: the client's own, inside its tenant's. No client can name another tenant's."""
-    if not tenant and not cache_salt:
-        return ""
-    return f"{len(tenant)}:{tenant}:{cache_salt or ''}"
 
 
 def timeout_of(headers: Mapping[str, str], timeout_s: float | None) -> float | None:

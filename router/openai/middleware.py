@@ -1,31 +1,22 @@
-"""ASGI layers around the routes: request id and last resort, API keys, body limit.
+"""The outermost ASGI layers around the routes: request id and last resort, and CORS.
 
 Plain ASGI, because ``BaseHTTPMiddleware`` hides disconnects from the routes and costs a task per request.
 """
 
-import hmac
 import json
 import logging
 import re
 from collections.abc import Callable
-from hashlib import sha256
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...cluster.errors import AuthenticationError, PayloadTooLargeError
-from .errors import error_response, internal_error_body
+from .errors import internal_error_body
+from .record import RequestRecord
+from .scopes import header
 from .settings import ApiSettings
 
 log = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset(
-    {"/health", "/livez", "/readyz", "/ping", "/metrics", "/version", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
-)
-"""Served without an API key: probes, scrapes and the documentation."""
-
-DISCARDED_BYTES = 16 * 1024 * 1024
-"""How much of a body that is too large is still read, and thrown away."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
@@ -48,9 +39,10 @@ class RequestBoundary:
         if self._settings.root_path:
             scope["root_path"] = self._settings.root_path
         started = self._clock()
-        request_id = client_request_id(_header(scope, b"x-request-id")) or self._new_id()
+        request_id = client_request_id(header(scope, b"x-request-id")) or self._new_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["record"] = RequestRecord()
         responding = False
 
         async def send_stamped(message: Message) -> None:
@@ -78,118 +70,14 @@ class CrossOrigin(CORSMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
-        if scope["type"] == "http" and scope["method"] == "POST" and _header(scope, b"origin") is None:
+        if scope["type"] == "http" and scope["method"] == "POST" and header(scope, b"origin") is None:
             return await self.app(scope, receive, send)
         await super().__call__(scope, receive, send)
-
-
-class BearerAuth:
-    """401 for requests that do not carry one of the API keys; the tenant of the key goes into the scope."""
-
-    def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
-        self.app = app
-        self._tenants = [(_digest(key.key.get_secret_value()), key.tenant) for key in settings.api_keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        if scope["type"] == "http" and self._tenants and not _is_open(scope):
-            tenant = self._tenant(_header(scope, b"authorization") or "")
-            if tenant is None:
-                response = error_response(AuthenticationError("a valid API key is needed: Authorization: Bearer KEY"))
-                response.headers["www-authenticate"] = "Bearer"
-                return await response(scope, receive, send)
-            scope.setdefault("state", {})["tenant"] = tenant
-        await self.app(scope, receive, send)
-
-    def _tenant(self, authorization: str) -> str | None:
-        scheme, _, key = authorization.partition(" ")
-        given, found = _digest(key.strip()), None
-        for digest, tenant in self._tenants:  # every key is compared, so that time tells nothing
-            if hmac.compare_digest(given, digest):
-                found = tenant
-        return found if scheme.lower() == "bearer" else None
-
-
-class BodyLimit:
-    """Reads the body before the routes see the request: 413 as soon as it exceeds the limit."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self.app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
-            return await self.app(scope, receive, send)
-        try:
-            length = _header(scope, b"content-length") or ""
-            self._check(int(length) if length.isdecimal() else 0)
-            body = await self._read(receive)
-        except PayloadTooLargeError as error:
-            return await self._refuse(error, receive, send)
-        if body is not None:
-            await self.app(scope, _replay(body, receive), send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            self._check(size)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
-
-    async def _refuse(self, error: PayloadTooLargeError, receive: Receive, send: Send) -> None:
-        response = error_response(error)
-        response.headers["connection"] = "close"
-        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-        await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        # A connection closed over unread data is reset, and the client may lose the response that it has not read yet.
-        discarded, more = 0, True
-        while more and discarded < DISCARDED_BYTES:
-            message = await receive()
-            discarded += len(message.get("body", b""))
-            more = message.get("more_body", False)
-        await send({"type": "http.response.body", "body": b""})
-
-    def _check(self, size: int) -> None:
-        if size > self._max_bytes:
-            raise PayloadTooLargeError(f"the request body exceeds {self._max_bytes} bytes")
 
 
 def client_request_id(value: str | None) -> str | None:
     """``value`` if it may stand in a header, a log line and an id; otherwise None."""
     return value if value is not None and _REQUEST_ID.fullmatch(value) else None
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    """The first header of that name, which is in lower case as ASGI has them."""
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    pending = [body]
-
-    async def replaying() -> Message:
-        if pending:
-            return {"type": "http.request", "body": pending.pop(), "more_body": False}
-        return await receive()
-
-    return replaying
-
-
-def _is_open(scope: Scope) -> bool:
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return scope["method"] == "OPTIONS" or path in OPEN_PATHS
-
-
-def _digest(key: str) -> bytes:
-    return sha256(key.encode()).digest()
 
 
 async def _send_json(send: Send, status: int, body: object) -> None:

@@ -13,6 +13,8 @@ from .chunks import ChatChunks
 from .documentation import generation_responses
 from .generation import Generation
 from .json_route import GenerationRoute
+from .limits import check_fields, check_messages, with_output_limit
+from .record import principal_of
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
@@ -24,10 +26,12 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", responses=generation_responses(ChatCompletion, ChatCompletionChunk))
     async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
         """Answer a conversation, whole or as server-sent events."""
-        _, frontend = service.model(body.model)
+        _, frontend = service.model(body.model, principal_of(request.scope))
         body.refuse_unsupported()
-        params = body.to_sampling_params()
-        prompt = frontend.render(body.messages_for_template(), **body.render_options())
+        check_fields(body, service.settings.limits)
+        check_messages(body, service.settings.limits)
+        params = with_output_limit(body.to_sampling_params(), service.settings.limits)
+        prompt = await service.texts.render(frontend, body, whole=body.truncate_prompt_tokens is None)
         prompt = body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1))
         generation = Generation.of(service, request, body, [prompt], params, "chatcmpl")
         with _naming_fields(body):

@@ -3,13 +3,14 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ..frontend import Frontend
 from ..output import Completion, RequestOutput
 from .chunks import CompletionChunks
 from .completions import CompletionBody, CompletionRequest
 from .documentation import generation_responses
 from .generation import Generation
 from .json_route import GenerationRoute
+from .limits import check_fields, check_prompts, with_output_limit
+from .record import principal_of
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
 
@@ -21,10 +22,15 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", responses=generation_responses(CompletionBody, CompletionBody))
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue one or several texts, whole or as server-sent events."""
-        _, frontend = service.model(body.model)
+        _, frontend = service.model(body.model, principal_of(request.scope))
         body.refuse_unsupported()
-        params = body.to_sampling_params()
-        prompts = [_tokens(frontend, body, prompt) for prompt in body.prompts()]
+        check_fields(body, service.settings.limits)
+        params = with_output_limit(body.to_sampling_params(), service.settings.limits)
+        texts = body.prompts()
+        check_prompts(texts, body, service.settings.limits)
+        prompts = await service.texts.tokenize(
+            frontend, texts, add_special_tokens=body.add_special_tokens, whole=body.truncate_prompt_tokens is None
+        )
         prompts = [body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1)) for prompt in prompts]
         generation = Generation.of(service, request, body, prompts, params, "cmpl")
         echo = _echo(generation, body)
@@ -34,12 +40,6 @@ def completion_routes(service: Service) -> APIRouter:
         return CLIENT_LEFT if outputs is None else _completion(generation, outputs, echo)
 
     return router
-
-
-def _tokens(frontend: Frontend, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-    if isinstance(prompt, list):
-        return prompt
-    return frontend.tokenize(prompt, add_special_tokens=body.add_special_tokens)
 
 
 def _echo(generation: Generation, body: CompletionRequest) -> list[str] | None:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ...cluster.errors import ReplicaUnavailableError
+from ..tenancy.principal import Principal
 from .protocol import ErrorBody, ModelCard, ModelList
+from .record import principal_of
 from .service import Service
 
 
@@ -16,19 +18,20 @@ def model_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["models"])
     created = int(service.clock())
 
-    def card(name: str) -> ModelCard:
-        _, frontend = service.model(name, param=None)
+    def card(name: str, principal: Principal) -> ModelCard:
+        _, frontend = service.model(name, principal, param=None)
         return ModelCard(id=name, created=created, root=frontend.model, max_model_len=frontend.max_model_len)
 
     @router.get("/v1/models")
-    async def list_models() -> ModelList:
-        """The served models."""
-        return ModelList(data=[card(name) for name in list(service.frontends)])
+    async def list_models(request: Request) -> ModelList:
+        """The served models that the key is for."""
+        principal = principal_of(request.scope)
+        return ModelList(data=[card(name, principal) for name in service.models(principal)])
 
     @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
-    async def retrieve_model(model: str) -> ModelCard:
+    async def retrieve_model(request: Request, model: str) -> ModelCard:
         """One served model."""
-        return card(model)
+        return card(model, principal_of(request.scope))
 
     return router
 

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 
 from ...cluster.errors import ModelNotFoundError, ReplicaUnavailableError
 from ..frontend import Frontend
 from ..metrics import RequestMetrics
+from ..tenancy.principal import Principal
 from .cluster_state import ClusterState, ReplicaState
+from .large_texts import LargeTexts
 from .settings import ApiSettings
 
 
@@ -30,27 +32,36 @@ class Service:
     """Wall clock, in seconds."""
     monotonic: Callable[[], float] = time.perf_counter
     new_id: Callable[[], str] = random_id
+    texts: LargeTexts = field(default_factory=LargeTexts)
 
     @property
     def fingerprint(self) -> str:
         """``system_fingerprint``: changes with the software that answers."""
         return f"warmroot-{self.version}"
 
-    def model(self, name: str | None, param: str | None = "model") -> tuple[str, Frontend]:
-        """The served name and its model; without a name, the first.
+    def model(self, name: str | None, principal: Principal, param: str | None = "model") -> tuple[str, Frontend]:
+        """The served name and its model; without a name, the first that is for ``principal``.
 
-        Raises ModelNotFoundError, and ReplicaUnavailableError before the model is up.
+        Raises ModelNotFoundError, and ReplicaUnavailableError before the model is up. A model that is not for
+        ``principal`` does not exist for it.
         """
         if not self.frontends:
             raise ReplicaUnavailableError("no model is ready yet")
         if name is None:
-            return next(iter(self.frontends.items()))
+            served = self.models(principal)
+            if not served:
+                raise ModelNotFoundError("none of the models that are up is for this key", param=param)
+            return next(iter(served.items()))
         frontend = self.frontends.get(name)
-        if frontend is None and name in self.settings.served_names:
-            raise ReplicaUnavailableError(f"the model '{name}' is not ready yet")
-        if frontend is None:
+        if not principal.may_use(name) or (frontend is None and name not in self.settings.served_names):
             raise ModelNotFoundError(f"the model '{name[:200]}' does not exist", param=param)
+        if frontend is None:
+            raise ReplicaUnavailableError(f"the model '{name}' is not ready yet")
         return name, frontend
+
+    def models(self, principal: Principal) -> dict[str, Frontend]:
+        """Those that are up and for ``principal``, by served name."""
+        return {name: frontend for name, frontend in self.frontends.items() if principal.may_use(name)}
 
     def ready(self) -> bool:
         """Whether a request could be served now."""

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from ...cluster.request_limits import RequestLimits
+
 
 class ApiKey(BaseModel):
     """A key that opens the API, and whose it is."""
@@ -31,5 +33,19 @@ class ApiSettings(BaseModel):
     """Path under which a proxy serves the API."""
     keep_alive_s: float = Field(default=15.0, gt=0)
     """A stream that has been silent for so long gets an SSE comment, so that proxies keep it open."""
+    api_keys_file: str | None = None
+    """More keys, as ``tenancy.key_file`` reads them; with a file the API is closed to all others, even an empty one."""
+    admin_keys: tuple[SecretStr, ...] = ()
+    """Keys that open ``/admin`` too."""
+    open_admin: bool = True
+    """Whether ``/admin`` is open where there are no keys at all."""
+    protect_metrics: bool = False
+    """Whether ``/metrics`` needs a key, too."""
+    num_ingress: int = Field(default=1, ge=1)
+    """Ingresses that share the limits of a key."""
+    audit_log: str | None = None
+    """File of the audit log, or ``stderr``; None: there is none."""
+    limits: RequestLimits = Field(default_factory=lambda: RequestLimits.model_validate({}))
+    """What a single request may ask for."""
     served_names: tuple[str, ...] = ()
     """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""

@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from .chat import ChatTemplateOptions
 from .json_route import JsonRoute
+from .limits import check_chars, check_messages
 from .protocol import ErrorBody, RequestBody, ResponseBody
+from .record import principal_of
 from .service import Service
 
 
@@ -75,22 +77,26 @@ def token_routes(service: Service) -> APIRouter:
     )
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+    async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
         """The tokens of a text, or of a conversation as its template writes it."""
-        _, frontend = service.model(body.model)
+        _, frontend = service.model(body.model, principal_of(request.scope))
         if isinstance(body, TokenizeChatRequest):
-            tokens = frontend.render(body.messages_for_template(), **body.render_options())
+            check_messages(body, service.settings.limits)
+            tokens = await service.texts.render(frontend, body, whole=False)
         else:
-            tokens = frontend.tokenize(body.prompt, add_special_tokens=body.add_special_tokens)
+            check_chars("prompt", [body.prompt], service.settings.limits)
+            [tokens] = await service.texts.tokenize(
+                frontend, [body.prompt], add_special_tokens=body.add_special_tokens, whole=False
+            )
         texts = [frontend.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         return TokenizeResponse(
             count=len(tokens), max_model_len=frontend.max_model_len, tokens=tokens, token_strs=texts
         )
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
         """The text of token ids."""
-        _, frontend = service.model(body.model)
+        _, frontend = service.model(body.model, principal_of(request.scope))
         if body.tokens and max(body.tokens) >= frontend.tokenizer.vocab_size:
             raise InvalidRequestError("tokens holds an id outside the vocabulary", param="tokens")
         return DetokenizeResponse(prompt=frontend.tokenizer.decode(body.tokens, skip_special_tokens=False))

@@ -17,7 +17,7 @@ ANSWER_S = 0.25
 AWAY_S = 5.0
 """How long a store that failed is left alone."""
 UNSAID_OUTPUT_TOKENS = 256
-"""Reserved for an output whose length the request leaves open; what it takes beyond that is charged afterwards."""
+"""What is reserved for an output whose length is left open; what it takes beyond that is charged afterwards."""
 KINDS = ("requests", "tokens")
 
 
@@ -63,11 +63,10 @@ class Quota:
         """Count the request. Raises RateLimitError."""
         await self._take("requests", 1, force=False)
 
-    async def reserve(self, prompt_tokens: int, output_tokens: int | None) -> None:
-        """Take the tokens that it may use; ``output_tokens`` None: it leaves that open. Raises RateLimitError."""
-        wanted = prompt_tokens + (UNSAID_OUTPUT_TOKENS if output_tokens is None else output_tokens)
-        await self._take("tokens", wanted, force=False)
-        self._reserved = wanted
+    async def reserve(self, tokens: int) -> None:
+        """Take the tokens of prompt and output that it may use. Raises RateLimitError."""
+        await self._take("tokens", tokens, force=False)
+        self._reserved = tokens
 
     async def settle(self, used_tokens: int) -> None:
         """Charge what was used in place of what was reserved. Call it at the end, however that came."""

@@ -13,7 +13,7 @@ from warmroot.cluster import errors
 from warmroot.router.openai.app import EXPOSED_HEADERS
 from warmroot.router.openai.chat import ChatCompletionRequest, ChatMessage
 from warmroot.router.openai.completions import CompletionRequest
-from warmroot.router.openai.middleware import OPEN_PATHS
+from warmroot.router.openai.middleware_access import OPEN_PATHS, is_for_admins
 from warmroot.router.openai.protocol import StreamOptions
 from warmroot.router.openai.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
 from warmroot.router.policy import POLICIES, WarmPrefixWeights
@@ -51,9 +51,15 @@ def test_endpoints_are_those_of_the_application():
 def test_endpoints_that_need_a_key():
     rows = [line for line in section(API, "Endpoints").splitlines() if ENDPOINT.search(line)]
     needed = {path for row in rows if row.endswith("| needed |") for _, path in ENDPOINT.findall(row)}
-    open_ = {path for row in rows if not row.endswith("| needed |") for _, path in ENDPOINT.findall(row)}
+    admins = {path for row in rows if row.endswith("| an admin's |") for _, path in ENDPOINT.findall(row)}
+    open_ = {
+        path for row in rows if not row.endswith(("| needed |", "| an admin's |")) for _, path in ENDPOINT.findall(row)
+    }
+    assert admins
+    assert all(map(is_for_admins, admins))
+    assert not any(map(is_for_admins, needed | open_))
     assert open_ == OPEN_PATHS - {"/docs/oauth2-redirect"}
-    assert needed == {path for _, path in routes(rig())} - open_
+    assert needed | admins == {path for _, path in routes(rig())} - open_
 
 
 async def curl(rig: Rig, command: str) -> tuple[str, int]:
@@ -120,6 +126,7 @@ def test_errors_are_those_of_the_tree():
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|(?: `(\w+)`)? \|", section(API, "Errors"), re.MULTILINE)
     told = {(int(status), kind, code or None) for status, kind, code in rows}
     kinds = [errors.InvalidRequestError, errors.ContextTooLongError, errors.AuthenticationError]
+    kinds += [errors.PermissionDeniedError, errors.HeadersTooLargeError]
     kinds += [errors.ModelNotFoundError, errors.PayloadTooLargeError, errors.OverloadedError]
     kinds += [errors.ReplicaUnavailableError, errors.DeadlineExceededError, errors.EngineError]
     outside = {

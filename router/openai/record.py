@@ -1,0 +1,36 @@
+"""What becomes of one request, gathered while it is served: for its limits and for the audit log."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from ..tenancy.principal import Principal
+from ..tenancy.rate_limits import Quota
+from .protocol import Usage
+
+CLIENT_LEFT_STATUS = 499
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """``scope["state"]["record"]``. Empty where a request did not get that far."""
+
+    model: str = ""
+    replica: str = ""
+    usage: Callable[[], Usage] | None = None
+    """Tokens of prompt and output so far."""
+    quota: Quota | None = None
+    """Where its key, or the key's tenant, has limits."""
+
+    def charged_tokens(self, status: int) -> int:
+        """Tokens that count in the limits: none of a request that was refused or failed."""
+        if self.usage is None or (status >= 400 and status != CLIENT_LEFT_STATUS):
+            return 0
+        usage = self.usage()
+        return usage.prompt_tokens + usage.completion_tokens
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Whom the request comes from."""
+    return scope["state"]["principal"]
