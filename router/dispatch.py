@@ -23,6 +23,7 @@ from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..kv_store.hashing import pack_tokens, salted
 from ..kv_store.heat import HeatWindow
+from .admission import QueueLimits
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .explain import explained
 from .journey import MAX_LOSSES, Journey
@@ -56,17 +57,20 @@ class Dispatcher:
         policy: Policy,
         *,
         late: LateBinding | None = None,
+        queue: QueueLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         wait_s: float = WAIT_FOR_REPLICA_S,
         max_losses: int = MAX_LOSSES,
         history: int = HISTORY,
     ) -> None:
         self._index = TrustedIndex(membership.index, Trust(clock))
-        self.core = RoutingCore(self._index, policy, clock, late=late, history=history)
+        self.core = RoutingCore(self._index, policy, clock, late=late, queue=queue, history=history)
         self._unheard = Unheard(clock, self._known)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
         self._clock = clock
+        self._wall = wall
         self._warm_ups = 0
         self._migrations: Counter[str] = Counter()
         self._recomputed_tokens = 0
@@ -192,7 +196,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
-            question = _question(journey.request())
+            question = _question(journey.request(), self._wall() - self._clock())
             ticket = await self._submit(question, moved=journey.num_moves > 0)
             try:
                 return await self._first_delta(ticket, journey, question)
@@ -223,6 +227,8 @@ class Dispatcher:
             except BaseException:
                 self.core.finish(ticket)
                 raise
+        if ticket.refused is not None:
+            raise ticket.refused
         return ticket
 
     def _sync(self, ready: Sequence[Member]) -> None:
@@ -305,8 +311,11 @@ async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
     return event.is_set()
 
 
-def _question(request: GenerateRequest) -> RoutingRequest:
-    """What decides where it goes: the output of an earlier replica counts as prompt."""
+def _question(request: GenerateRequest, wall_ahead_s: float = 0.0) -> RoutingRequest:
+    """What decides where it goes: the output of an earlier replica counts as prompt.
+
+    ``wall_ahead_s``: the wall clock, which deadlines are by, less the router's.
+    """
     try:
         tokens = request.packed_prompt or pack_tokens(request.prompt_token_ids)
         if request.output_token_ids:
@@ -316,7 +325,20 @@ def _question(request: GenerateRequest) -> RoutingRequest:
     num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
     limit = request.params.max_tokens
     most = float("inf") if limit is None else max(0, limit - len(request.output_token_ids))
-    return RoutingRequest(request.request_id, num_tokens, request.session, tokens, request.cache_salt, most)
+    return RoutingRequest(
+        request.request_id,
+        num_tokens,
+        request.session,
+        tokens,
+        request.cache_salt,
+        most,
+        priority=request.priority,
+        tenant=request.tenant,
+        share=request.share,
+        deadline=request.deadline - wall_ahead_s if request.deadline else float("inf"),
+        admitted=request.admitted,
+        company_tokens=request.company_tokens,
+    )
 
 
 def _refused(refusals: list[WarmrootError]) -> WarmrootError:
