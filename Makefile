@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow hosts chaos soak check bench kernels kernels-sanitized clean distclean
+.PHONY: help setup serve test test-slow hosts chaos soak check check-deploy bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -14,6 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+TOOLS := .tools
+TOOLS_STAMP := $(TOOLS)/.installed
 KERNELS_STAMP := $(VENV)/.built-kernels
 KERNELS := $(wildcard actors/kernels/native/*)
 
@@ -64,6 +66,9 @@ check: setup ## lint, format, types, import rules
 	@echo "==> pyright" && $(BIN)/pyright
 	@echo "==> lint-imports" && $(BIN)/lint-imports
 
+check-deploy: setup $(TOOLS_STAMP) ## check chart, manifests, image, alerts and dashboards, without a cluster
+	@$(BIN)/python -m warmroot.deploy.checks $(TOOLS)
+
 kernels: $(KERNELS_STAMP) ## build the native kernels again if they changed
 
 kernels-sanitized: setup ## run the native kernels' tests under the sanitizers (minutes)
@@ -81,8 +86,8 @@ clean: ## remove caches and build outputs, but not .venv
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	@echo "==> removing .venv"
-	@rm -rf $(VENV)
+	@echo "==> removing .venv and $(TOOLS)"
+	@rm -rf $(VENV) $(TOOLS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -105,6 +110,11 @@ endef
 $(KERNELS_STAMP): $(KERNELS) setup.py | $(if $(wildcard $(DEV_STAMP)),,$(RUN_STAMP))
 	@echo "==> building the native kernels"
 	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(TOOLS_STAMP): deploy/checks/get_tools.sh | $(BIN)/python
+	@echo "==> fetching helm, kubectl, hadolint, promtool and kubernetes-validate into $(TOOLS)"
+	@PYTHON=$(BIN)/python deploy/checks/get_tools.sh $(TOOLS)
 	@touch $@
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python

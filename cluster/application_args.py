@@ -22,9 +22,13 @@ from .metadata_store import parse_store
 MODELS = "models"
 HTTP_OPTIONS = ("host", "port")
 """Keys that are the Serve config's ``http_options``."""
+SECRET_KEYS = tuple(key for key, info in WarmrootConfig.keys().items() if "SecretStr" in repr(info.annotation))
+"""Keys with something secret; ``metadata_store`` is one only with a password in it."""
 OF_LOCAL_RAY = ("ray_address", "num_cpus")
 """Keys that say where the cluster comes from; an application is in one already."""
-SHARED_SECTIONS = ("server", "limits")
+OF_NODES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+"""Keys of the endpoint itself, which the nodes' proxies read from variables."""
+SHARED_SECTIONS = ("server", "requests", "tls", "limits")
 SHARED_KEYS = ("metadata_store", "record_trace")
 """Beside those of the shared sections: one for all models of an application."""
 
@@ -94,6 +98,8 @@ def _check_place(key: str, value: Any, where: str) -> None:
     """Raise ConfigError for a key whose value does not belong into arguments."""
     if key in OF_LOCAL_RAY:
         raise ConfigError(f"{where}: an application runs in the cluster that it is sent to; leave it away", param=key)
+    if key in OF_NODES:
+        raise ConfigError(f"{where}: give WARMROOT_{key.upper()} to the cluster's nodes instead", param=key)
     if key == "metadata_store":
         store = None if value is None else parse_store(value.get_secret_value())
         if store is not None and store.password is not None:

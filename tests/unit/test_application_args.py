@@ -41,6 +41,7 @@ def test_secrets_come_from_the_environment():
         ({"model": "a", "num_replica": 2}, "num_replica: unknown key; did you mean num_replicas?"),
         ({"model": "a", "num_replicas": 0}, "num_replicas: should be greater than or equal to 1, not 0"),
         ({"model": "a", "port": 9000}, "port: is the cluster's: set it in http_options of the Serve config"),
+        ({"model": "a", "ssl_certfile": "/c.pem"}, "ssl_certfile: give WARMROOT_SSL_CERTFILE to the cluster's nodes"),
         ({"model": "a", "num_cpus": 2}, "num_cpus: an application runs in the cluster that it is sent to"),
         ({"model": "a", "api_key": "secret"}, "api_key: the cluster would show it"),
         ({"model": "a", "metadata_store": "redis://:secret@h"}, "metadata_store: the cluster would show its password"),

@@ -1,0 +1,53 @@
+"""Runs all checks and says what is wrong: ``python -m warmroot.deploy.checks [FOLDER OF TOOLS]``."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from . import dashboards, dockerfile, plain, prometheus, values_schema
+from .manifests import problems_of
+from .tools import CHART, EXAMPLES, Tools, lint, render
+
+HELMS = ("helm3", "helm4")
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 if all is well."""
+    tools = Tools(Path(argv[0])) if argv else Tools()
+    failed = 0
+    for name, check in checks(tools):
+        began = time.perf_counter()
+        problems = check()
+        failed += bool(problems)
+        print(f"{'FAIL' if problems else 'ok':<5}{name} ({time.perf_counter() - began:.1f} s)", flush=True)
+        for problem in problems:
+            print(f"     {problem}", flush=True)
+    print(f"{failed} check(s) failed" if failed else "all checks passed")
+    return int(bool(failed))
+
+
+def checks(tools: Tools) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """(name, check), the cheap ones first."""
+    yield "dockerfile", lambda: dockerfile.problems(tools)
+    yield "values schema is that of the configuration", values_schema.problems
+    for values in [CHART / "values.yaml", *sorted(EXAMPLES.glob("*.yaml"))]:
+        for helm in HELMS:
+            yield f"{helm} lint {values.stem}", lambda helm=helm, values=values: lint(tools, helm, values)
+            yield f"{helm} template {values.stem}", lambda helm=helm, values=values: manifests(tools, helm, values)
+    yield "plain manifests and kustomize overlays", lambda: plain.problems(tools)
+    yield "alert rules", lambda: prometheus.problems(tools)
+    yield "dashboards", lambda: dashboards.problems(tools)
+
+
+def manifests(tools: Tools, helm: str, values: Path) -> list[str]:
+    """All that is wrong with what a file of values makes."""
+    try:
+        made = render(tools, helm, values)
+    except ValueError as error:
+        return [str(error)]
+    return problems_of(tools, made)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
