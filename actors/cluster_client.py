@@ -3,12 +3,15 @@
 import asyncio
 import random
 import uuid
+from math import inf
 from pathlib import Path
 
 from ..cluster.errors import ReplicaUnavailableError
 from ..cluster.messages import ModelCard
+from ..cluster.overload import OverloadConfig
 from ..cluster.time_limits import TimeLimits
 from ..kv_store.bus import ClusterBus
+from ..router.admission import QueueLimits
 from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
 from ..router.late_binding import LateBinding
@@ -57,7 +60,11 @@ class ClusterClient:
         late = LateBinding(backlog_s=card.late_binding_backlog)
         limits = TimeLimits(**card.limits)
         dispatcher = Dispatcher(
-            membership, make_policy(card.routing_policy), late=late, wait_s=limits.no_replica_timeout
+            membership,
+            make_policy(card.routing_policy),
+            late=late,
+            queue=queue_limits(card),
+            wait_s=limits.no_replica_timeout,
         )
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
@@ -68,6 +75,7 @@ class ClusterClient:
             max_model_len=card.max_model_len,
             vocab_size=card.vocab_size,
             new_seed=lambda: draws.getrandbits(63),
+            timeout_s=limits.request_timeout or None,
         )
         client = cls(bus, card, membership, dispatcher, frontend)
         await membership.start()
@@ -81,6 +89,17 @@ class ClusterClient:
         self._keeper.close()
         await self.membership.close()
         await self._bus.close()
+
+
+def queue_limits(card: ModelCard) -> QueueLimits:
+    """How much may wait in a router of that model."""
+    overload, limits = OverloadConfig(**card.overload), TimeLimits(**card.limits)
+    return QueueLimits(
+        max_wait_s=overload.max_queue_wait or inf,
+        max_tokens=overload.max_num_queued_tokens or inf,
+        max_requests=card.max_num_queued_reqs,
+        timeout_s=limits.queue_timeout or inf,
+    )
 
 
 async def _card(bus: ClusterBus, model: str | None, token: str | None, timeout_s: float) -> ModelCard:

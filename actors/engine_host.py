@@ -77,6 +77,8 @@ class EngineHost:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_prefill_chunk=scheduler.max_prefill_chunk or self._chunk(),
             max_num_queued_reqs=scheduler.max_num_queued_reqs,
+            max_num_queued_tokens=self.config.overload.replica_tokens(self.calibration.prefill_tokens_per_s),
+            prefill_tokens_per_s=self.calibration.prefill_tokens_per_s,
             enable_prefix_caching=self.config.cache.enable_prefix_caching,
             share_partial_blocks=not KV_FORMATS[self.model.kv_format].quantises_blocks,
             eos_token_ids=self.model.spec.eos_token_ids,
@@ -128,6 +130,8 @@ class EngineHost:
             late_binding_backlog=self.config.routing.late_binding_backlog,
             seed=model.seed,
             limits=self.config.limits.model_dump(),
+            overload=self.config.overload.model_dump(exclude_none=True),
+            max_num_queued_reqs=self.config.scheduler.max_num_queued_reqs,
         )
 
 

@@ -14,6 +14,7 @@ from .config_errors import explain_invalid, unknown_key
 from .config_section import Bytes, Names, Section
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
+from .overload import OverloadConfig
 from .request_limits import RequestLimits
 from .server_config import ServerConfig
 from .speculative_config import SpeculativeConfig, read_speculative_config
@@ -242,6 +243,7 @@ class WarmrootConfig(Section):
     scheduler: SchedulerConfig
     speculation: SpeculationConfig
     routing: RoutingConfig
+    overload: OverloadConfig
     server: ServerConfig
     tls: TlsConfig
     limits: TimeLimits
@@ -255,6 +257,7 @@ class WarmrootConfig(Section):
         "scheduler": SchedulerConfig,
         "speculation": SpeculationConfig,
         "routing": RoutingConfig,
+        "overload": OverloadConfig,
         "server": ServerConfig,
         "tls": TlsConfig,
         "limits": TimeLimits,

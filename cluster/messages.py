@@ -198,6 +198,10 @@ class ModelCard:
     """Base of the seeds of requests that bring none; None: random."""
     limits: dict[str, float] = field(default_factory=dict[str, float])
     """``TimeLimits`` by key: what is absent has its default."""
+    overload: dict[str, float] = field(default_factory=dict[str, float])
+    """``OverloadConfig`` by key."""
+    max_num_queued_reqs: int = 1024
+    """Requests for each replica that may wait in a router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

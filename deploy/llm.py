@@ -189,7 +189,12 @@ def _config(model: str, num_threads: int | None, keys: dict[str, Any]) -> Warmro
         if key in foreign:
             raise ConfigError(f"{key}: does not apply to an engine in this process", param=key)
     # The caller's list is the queue, and nobody watches single tokens come.
-    ours = {"max_num_queued_reqs": _UNBOUNDED, "max_prefill_chunk": _UNBOUNDED, "threads_per_replica": num_threads}
+    ours = {
+        "max_num_queued_reqs": _UNBOUNDED,
+        "max_queue_wait": 0,
+        "max_prefill_chunk": _UNBOUNDED,
+        "threads_per_replica": num_threads,
+    }
     return WarmrootConfig.of(model, **{**ours, **keys})
 
 

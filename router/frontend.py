@@ -29,6 +29,7 @@ class Frontend:
     """One served model, as text.
 
     ``vocab_size`` is the model's where it differs from the tokenizer's. ``clock`` is wall time in seconds.
+    ``timeout_s`` is the time limit of requests that bring none.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Frontend:
         clock: Callable[[], float] = time.time,
         new_seed: Callable[[], int] = lambda: secrets.randbits(63),
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        timeout_s: float | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
@@ -51,6 +53,7 @@ class Frontend:
         self._clock = clock
         self._new_seed = new_seed
         self._new_id = new_id
+        self._timeout_s = timeout_s
         self._template = None
         if tokenizer.chat_template is not None:
             self._template = ChatTemplate(
@@ -98,16 +101,20 @@ class Frontend:
         tenant: str = "",
         share: float = 1.0,
         timeout_s: float | None = None,
+        admitted: bool = False,
+        company_tokens: int = 0,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of all ``n`` choices as they come; closing it aborts them.
 
         ``tenant`` and ``share``: see ``GenerateRequest``. ``timeout_s``: seconds after which DeadlineExceededError is
-        raised, at once if it is clear that they will not do.
+        raised, at once if it is clear that they will not do. For the rest see ``GenerateRequest``.
         Raises InvalidRequestError and ContextTooLongError at once, and what the cluster raises when it is iterated.
         """
         if params.best_of is not None and params.best_of > params.n:
             raise InvalidRequestError("best_of greater than n cannot be streamed", param="best_of")
-        options = _Options(request_id, priority, cache_salt, session_id, tenant, share, timeout_s)
+        options = _Options(
+            request_id, priority, cache_salt, session_id, tenant, share, timeout_s, admitted, company_tokens
+        )
         return self._run(prompt_token_ids, params, options)
 
     async def generate(
@@ -144,7 +151,7 @@ class Frontend:
         single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len, seed)
         stops = StopStrings(params.stop) if params.stop else None
         request_id = options.request_id or self._new_id()
-        now = self._clock()
+        now, limit = self._clock(), self._timeout_s if options.timeout_s is None else options.timeout_s
         choices: list[AsyncGenerator[OutputDelta, None]] = []
         for index in range(params.n):
             request = GenerateRequest(
@@ -156,9 +163,11 @@ class Frontend:
                 arrival=now,
                 tenant=options.tenant,
                 share=options.share,
-                deadline=0.0 if options.timeout_s is None else now + options.timeout_s,
+                deadline=0.0 if limit is None else now + limit,
                 packed_prompt=packed,
                 session=options.session_id,
+                admitted=options.admitted or index > 0,
+                company_tokens=options.company_tokens if index == 0 else 0,
             )
             writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
             choices.append(run_choice(self._generator, request, writer))
@@ -176,6 +185,8 @@ class _Options:
     tenant: str
     share: float
     timeout_s: float | None
+    admitted: bool = False
+    company_tokens: int = 0
 
 
 def _shifted(seed: int, index: int) -> int:

@@ -173,6 +173,8 @@ class Generation:
                 tenant=principal.tenant,
                 share=principal.share,
                 timeout_s=timeout_of(self.request.headers, self.body.timeout),
+                admitted=number > 0,
+                company_tokens=0 if number else sum(map(len, self.prompts[1:])),
             )
             for number, prompt in enumerate(self.prompts)
         ]
