@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
 from ..cluster.metadata_store import EMBEDDED
+from ..cluster.within import within
 from .hot_prefixes import HotPrefix, merge_hot
 
 Cursor = dict[str, str]
@@ -246,7 +247,7 @@ class InMemoryBus:
         position = int(cursor.get("position", 0))
         if self._position <= position:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                await within(timeout_s, self._news.wait())
         return self._after(cursor, position)
 
     async def members(self) -> list[ReplicaInfo]:
@@ -271,7 +272,7 @@ class InMemoryBus:
         begin = self._num_words if heard < 0 else min(heard, self._num_words)
         if begin == self._num_words:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._said.wait(), timeout_s)
+                await within(timeout_s, self._said.wait())
         fresh = min(self._num_words - begin, len(self._words))
         return list(self._words)[len(self._words) - fresh :], self._num_words
 

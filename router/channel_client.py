@@ -10,6 +10,7 @@ from typing import cast
 from ..cluster.errors import EngineError, ReplicaLostError, ReplicaUnavailableError, WarmrootError
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.within import within
 from . import wire
 from .silence import PING_S, Silence
 from .wire import WireError
@@ -137,9 +138,9 @@ class ChannelClient:
         host, _, port = self.info.address.rpartition(":")
         loop = asyncio.get_running_loop()
         open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port))
-        _, connection = await asyncio.wait_for(open_connection, self._connect_timeout_s)
+        _, connection = await within(self._connect_timeout_s, open_connection)
         try:
-            ack = await asyncio.wait_for(connection.greet(self._token), self._connect_timeout_s)
+            ack = await within(self._connect_timeout_s, connection.greet(self._token))
             if (ack.info.replica, ack.info.epoch) != (self.info.replica, self.info.epoch):
                 raise WireError(f"{self.info.address} is now {ack.info.replica} of epoch {ack.info.epoch}")
             self.load, self._connection = ack.load, connection
@@ -207,7 +208,7 @@ class _Connection(asyncio.Protocol):
     async def greet(self, token: str) -> wire.HelloAck:
         self._send(wire.Hello(token))
         self._silence.asked()
-        return await self._ack
+        return await asyncio.shield(self._ack)
 
     async def live(self) -> None:
         """Until the connection is lost; notices a silent peer."""

@@ -21,6 +21,7 @@ from ..cluster.errors import (
 )
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
+from ..cluster.within import within
 from ..kv_store.hashing import pack_tokens, salted
 from ..kv_store.heat import HeatWindow
 from .admission import QueueLimits
@@ -307,7 +308,7 @@ def _is_refusal(error: BaseException) -> TypeGuard[WarmrootError]:
 async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
     """Whether it is set now or within that time."""
     with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        await within(timeout_s, event.wait())
     return event.is_set()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..cluster.ids import ReplicaId
 from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.within import within
 from ..kv_store.bus import BusReader
 from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
@@ -141,7 +142,7 @@ class Membership:
     async def wait_changed(self, timeout_s: float) -> None:
         """Until some replica may have become ready, or stopped to be, or that time has passed."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            await within(timeout_s, self._changed.wait())
 
     def replicas(self) -> list[ReplicaStatus]:
         """Every known replica, for the API."""

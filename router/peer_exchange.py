@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
+from ..cluster.within import within
 from ..kv_store.bus import FROM_NOW, BusReader
 from .peers import Peers
 
@@ -58,7 +59,7 @@ class PeerExchange:
             self._peers.expire()
             await asyncio.sleep(min(max(GATHER_S, 10 * took), BEAT_S / 2))
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, due - loop.time()))
+                await within(max(0.0, due - loop.time()), self._news.wait())
 
     async def _hear_forever(self) -> None:
         heard = FROM_NOW

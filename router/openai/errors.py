@@ -14,6 +14,7 @@ from ...cluster.errors import (
     ClientError,
     InvalidRequestError,
     OverloadedError,
+    PoisonRequestError,
     ReplicaUnavailableError,
     WarmrootError,
 )
@@ -30,7 +31,12 @@ def error_response(error: WarmrootError) -> Response:
 
 
 def retry_headers(error: WarmrootError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds and the finer ``retry-after-ms`` that OpenAI's SDKs read first."""
+    """``Retry-After`` in whole seconds and the finer ``retry-after-ms`` that OpenAI's SDKs read first.
+
+    They heed ``x-should-retry``, too: what may have cost three replicas must not come again by itself.
+    """
+    if isinstance(error, PoisonRequestError):
+        return {"x-should-retry": "false"}
     if isinstance(error, OverloadedError):
         seconds = error.retry_after
     elif isinstance(error, ReplicaUnavailableError):

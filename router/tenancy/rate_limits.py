@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from ...cluster.errors import RateLimitError
+from ...cluster.within import within
 from ...kv_store.quota import LocalQuota, QuotaStore, Spend, Spent
 from .principal import Principal
 
@@ -40,7 +41,7 @@ class RateLimiter:
         """See ``QuotaStore``, but it never fails."""
         if self._shared is not None and self._clock() >= self._away_until:
             try:
-                return await asyncio.wait_for(self._shared.spend(spends, force=force), ANSWER_S)
+                return await within(ANSWER_S, self._shared.spend(spends, force=force))
             except (ConnectionError, asyncio.TimeoutError) as error:
                 self._away_until = self._clock() + AWAY_S
                 log.warning("rate limits are not shared for now, each ingress keeps its part: %s", error or "no answer")
