@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import MAX_LOGPROBS, SamplingParams
 
+MOST_PRIORITY = 2**31 - 1
+
 
 class RequestBody(BaseModel):
     """Strict types, documented fields."""
@@ -95,7 +97,7 @@ class GenerationRequest(RequestBody):
     """Keep only so many tokens of the prompt; -1: as many as the context holds."""
     truncation_side: Literal["left", "right"] | None = None
     """The side that truncation cuts. Default left."""
-    priority: int = 0
+    priority: int = Field(0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """Lower runs first."""
     timeout: float | None = Field(None, gt=0, le=1e6)
     """Seconds within which the whole output must be there; after that the request ends with deadline_exceeded."""

@@ -1,10 +1,11 @@
 """Models, health, load, version and metrics."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ...cluster.errors import ReplicaUnavailableError
 from ..tenancy.principal import Principal
@@ -39,9 +40,8 @@ def model_routes(service: Service) -> APIRouter:
 def health_routes(service: Service) -> APIRouter:
     """``/health`` and its kin: for probes, load balancers and scrapers."""
     router = APIRouter(tags=["status"])
-    unavailable: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody}}
 
-    @router.get("/livez")
+    @router.get("/livez", response_class=Response)
     async def live() -> Response:
         """200 as long as this process answers."""
         return Response()
@@ -53,8 +53,8 @@ def health_routes(service: Service) -> APIRouter:
         return Response()
 
     for path in ("/health", "/readyz", "/ping"):
-        router.add_api_route(path, ready, methods=["GET"], responses=unavailable, operation_id=path[1:])
-    router.add_api_route("/ping", ready, methods=["POST"], responses=unavailable, operation_id="ping_post")
+        _add_probe(router, path, "GET", ready)
+    _add_probe(router, "/ping", "POST", ready)
 
     @router.get("/version")
     async def version() -> dict[str, str]:
@@ -82,9 +82,21 @@ def health_routes(service: Service) -> APIRouter:
         total = sum(replica.load.running + replica.load.waiting for replica in service.cluster.replicas())
         return {"server_load": total, "replicas": replicas}
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus text."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _add_probe(router: APIRouter, path: str, method: str, ready: Callable[[], Awaitable[Response]]) -> None:
+    """A route that answers 200 or 503 and nothing else."""
+    router.add_api_route(
+        path,
+        ready,
+        methods=[method],
+        response_class=Response,
+        responses={503: {"model": ErrorBody, "content": {"application/json": {}}}},
+        operation_id=f"{path[1:]}_{method.lower()}",
+    )

@@ -1,0 +1,36 @@
+"""Whatever a body says: an answer that adds up, or an error that names the field. And the engine is idle afterwards."""
+
+import os
+
+import pytest
+from fuzz_api import TinyApi, check_answer, parsed
+from fuzz_bodies import CHAT_BODIES, COMPLETION_BODIES, texts_of
+from hypothesis import HealthCheck, given, settings
+
+EXAMPLES = int(os.environ.get("WARMROOT_FUZZ_EXAMPLES", "150"))
+LONG_OR_SHORT = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="WARMROOT_FUZZ_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def api():
+    api = TinyApi()
+    yield api
+    api.close()
+
+
+@LONG_OR_SHORT
+@given(body=texts_of(CHAT_BODIES))
+def test_chat(api, body):
+    check_answer(api.post("/v1/chat/completions", body), parsed(body))
+
+
+@LONG_OR_SHORT
+@given(body=texts_of(COMPLETION_BODIES))
+def test_completions(api, body):
+    check_answer(api.post("/v1/completions", body), parsed(body))
