@@ -9,7 +9,7 @@ and when they cost in full.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import inf, log2, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ _ROWS, _PASSES = 64.0, 8.0
 """Scale of the features: what was not measured yet is thought of as cheap, and tried."""
 _DOWN, _UP = 0.3, 0.03
 """Share of a new measurement in its average, where it is lower and where not: what disturbs a step makes it slower."""
+_SURPRISE = 0.8
 _FADING = 0.998
 _ROUNDS = 3
 """The rate converges from below, quadratically."""
@@ -59,23 +60,28 @@ class StepSeconds:
         """By (rows rounded, passes)."""
         self._now = 0
 
-    def record(self, shape: StepShape, seconds: float) -> None:
-        """A step that took so long."""
+    def record(self, shape: StepShape, seconds: float) -> bool:
+        """A step that took so long; whether that is much less than such steps were thought to take."""
         self._now += 1
         key = (round(8 * log2(shape.rows)), shape.passes)
+        seconds = min(seconds, self._most(shape, key))
         average = self._measured.setdefault(key, _Average(shape.rows, seconds, self._now))
+        surprises = seconds < _SURPRISE * average.seconds
         average.add(shape.rows, seconds, self._now)
+        return surprises
+
+    def _most(self, shape: StepShape, key: tuple[int, int]) -> float:
+        """What it would take row by row, each pass as long as one: more than that is a disturbance."""
+        smaller = (average for other, average in self._measured.items() if other < key)
+        return min((a.seconds * (shape.rows / a.rows + shape.passes) for a in smaller), default=inf)
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
         return bool(self._measured)
 
-    def costs(self, near: int, trust: float = 1.0) -> tuple[float, float, float]:
-        """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows.
-
-        With less ``trust`` in what was measured, more than that costs less.
-        """
+    def costs(self, near: int) -> tuple[float, float, float]:
+        """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows."""
         found = [(average, passes) for (_, passes), average in self._measured.items()]
         features: Floats = np.array([(1.0, average.rows / _ROWS, passes / _PASSES) for average, passes in found])
         seconds: Floats = np.array([average.seconds for average, _ in found])
@@ -83,7 +89,7 @@ class StepSeconds:
         # Where steps do not tell the three apart, the smallest numbers that explain them are taken.
         solved, *_ = np.linalg.lstsq(features * weights[:, None], seconds * weights, rcond=1e-4)
         base, per_row, per_pass = np.maximum(solved / (1.0, _ROWS, _PASSES), 0.0).tolist()
-        return base + near * per_row * (1.0 - trust), per_row * trust, per_pass * trust
+        return base, per_row, per_pass
 
     def _weight(self, distance: float, when: int) -> float:
         """Of an equation: what is old or of another size counts less."""

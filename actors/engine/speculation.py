@@ -17,15 +17,13 @@ from .ngram import NgramIndex
 from .plan import StepPlan
 from .request import Request
 
-_DOUBT = 0.03
-"""Of step times each time that they forbid drafts: a bad measurement must not forbid them for ever."""
 REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
 _MARGIN = 0.7
 """Of the probability that would pay: those of heads are not exact, and what is never tried is not learnt."""
-_WITHOUT_PASSES = ("ngram", "medusa")
-"""Methods whose drafts take no pass of drafting layers for each token. What Medusa's heads take, a hundredth of a step,
-is not told apart from what the rows take."""
+_PASSES = {"ngram": 0, "medusa": 1}
+"""Passes of drafting layers that count, of methods that do not take one for each token. Heads read their weights once,
+in the first of theirs; what further ones take is not told apart from what the rows take."""
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class Speculator:
         self.config = config
         self.counts = DraftCounts()
         self._seconds = StepSeconds()
-        self._most_passes = 0 if config.method in _WITHOUT_PASSES else config.num_speculative_tokens
+        self._most_passes = _PASSES.get(config.method, config.num_speculative_tokens)
         self._acceptance: Acceptance = (
             TreeAcceptance(config.num_speculative_tokens) if config.method == "medusa" else ChainAcceptance()
         )
@@ -63,7 +61,7 @@ class Speculator:
         """Of guesses that are worth verifying, by the last lengths that were asked for."""
         self._rest = 0
         self._patience = REST_STEPS[0]
-        self._trust = 1.0
+        self._has_rested = False
         self._longest = 1
         """Draft lengths that steps have been seen with, doubled: what is longer might be very slow."""
 
@@ -97,15 +95,17 @@ class Speculator:
             return [0] * len(requests)
         most = min(most, self._longest)
         places = [self._acceptance.places(request, most) for request in requests]
-        costs = self._seconds.costs(rows, self._trust)
+        costs = self._seconds.costs(rows)
         lengths, row = draft_lengths(places, rows, costs, most_passes=self._most_passes)
         self.least_probability = _MARGIN * row
         self._longest = max(self._longest, 2 * max(lengths))
         if any(lengths):
-            self._patience, self._trust = max(REST_STEPS[0], self._patience - REST_STEPS[0]), 1.0
+            self._patience = max(REST_STEPS[0], self._patience - REST_STEPS[0])
+        elif self._has_rested:  # what was measured then may have changed: one token tells, and costs next to nothing
+            lengths = [1] * len(requests)
         else:
             self._rest, self._patience = self._patience, min(2 * self._patience, REST_STEPS[1])
-            self._trust *= 1.0 - _DOUBT
+        self._has_rested = False
         for request, length in zip(requests, lengths, strict=True):
             if not length:
                 self._acceptance.pass_over(request)
@@ -135,8 +135,9 @@ class Speculator:
 
     def stepped(self, shape: StepShape | None, seconds: float) -> None:
         """A step is done."""
-        if shape is not None:
-            self._seconds.record(shape, seconds)
+        if shape is not None and self._seconds.record(shape, seconds):
+            self._patience = REST_STEPS[0]  # it was judged by times that hold no more
         if self._rest:
             self._rest -= 1
+            self._has_rested = not self._rest
             self._acceptance.rest()

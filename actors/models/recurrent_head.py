@@ -39,11 +39,6 @@ class RecurrentHead:
         read = torch.cat((F.rms_norm(state, size), F.rms_norm(self.embedding(token_ids), size)), 1)
         return state + self.down.apply(F.silu(self.up.apply(read)))
 
-    @torch.inference_mode()
-    def logits(self, state: torch.Tensor) -> torch.Tensor:
-        """[B, hidden] -> [B, vocab] float32."""
-        return self.output.apply(state)
-
 
 def is_recurrent_head(folder: Path) -> bool:
     """Whether such a head lies in the folder, rather than Medusa's."""

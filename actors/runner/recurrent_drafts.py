@@ -21,6 +21,8 @@ class RecurrentDrafts:
         self._states: list[SequenceState] = []
         self._advanced = torch.empty(0)
         """[B, hidden] of those sequences, behind the last guess."""
+        self._known = torch.empty(0)
+        """[B, W] logits of the tokens that are ever guessed."""
 
     def begin(self, table: SequenceTable, plan: StepPlan) -> None:
         """See ``DraftLayers``."""
@@ -37,7 +39,12 @@ class RecurrentDrafts:
         last = table.tokens.cells[[state.row for state in states], [state.num_tokens - 1 + ahead for state in states]]
         self._advanced = self._head.advance(before, to_device(last.tolist(), torch.int64, before.device))
         self._states = states
-        return self._head.logits(self._advanced)
+        self._known = self._head.output.known(self._advanced)
+        return self._head.output.spread(self._known)
+
+    def confidence(self) -> list[float]:
+        """Of each sequence, the probability of the likeliest guess at temperature 1."""
+        return (self._known.amax(1) - self._known.logsumexp(1)).exp().tolist()
 
     def _before(self, states: list[SequenceState], ahead: int) -> torch.Tensor:
         if not ahead:
@@ -57,3 +64,6 @@ class RecurrentDrafter(Drafter):
     def read(self, hidden: torch.Tensor) -> None:
         """See ``HiddenReader``."""
         self._layers.read(hidden)
+
+    def _confidence(self, states: list[SequenceState]) -> list[float]:
+        return self._layers.confidence()

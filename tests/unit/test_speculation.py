@@ -282,6 +282,24 @@ def test_adaptive_drafting_is_never_slower(speculation, streams, cost):
         assert ratio < 1.16 * best_ratio(0.75, streams, cost)
 
 
+@pytest.mark.parametrize("factor", [5, 100])
+def test_a_slow_moment_does_not_forbid_drafts_for_long(factor):
+    h = Harness(num_blocks=2000, max_model_len=4096, speculation=GUESSING)
+    h.add("r", [1, 2, 0], max_tokens=2500)
+    steps = drafted = 0
+    while h.engine.has_work:
+        h.engine.begin()
+        plan = h.executor.plans[-1]
+        passes = max(s.num_drafts for s in plan.sequences)
+        steps += 1
+        is_slow = steps < 40 and (passes or plan.num_tokens > 1)
+        h.clock.now += (0.010 + 0.0005 * plan.num_tokens + 0.001 * passes) * (factor if is_slow else 1)
+        drafted += steps > 300 and passes > 0
+        h.record(h.engine.end(h.executor.result()))
+    assert steps > 600
+    assert drafted > 0.8 * (steps - 300)
+
+
 def best_ratio(acceptance: float, streams: int, cost: tuple[float, float, float]) -> float:
     """Time per token with the best fixed length, relative to that without drafts."""
     base, per_row, per_pass = cost
