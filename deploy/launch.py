@@ -26,7 +26,7 @@ from ..router.tenancy.key_file import read_key_file
 from .app import APP_NAME, application, gang_bundles, replica_threads
 from .certificates import check_certificates
 from .handle import Handle, connect
-from .local_ray import check_port, ensure_ray, is_whole, started_here
+from .local_ray import check_port, ensure_ray, lost_daemons, started_here
 from .ray_settings import of_endpoint
 from .runs_on import runs_on
 from .startup_display import StartupDisplay
@@ -99,8 +99,7 @@ def serve(config: WarmrootConfig) -> int:
     code = 0
     try:
         _announce(console, config, handle)
-        _wait_for_the_end_of_ray()
-        console.print("Ray has ended; what it said is in its logs, /tmp/ray/session_latest/logs")
+        _wait_for_the_end_of_ray(console)
         code = 1
     except KeyboardInterrupt:
         console.print("stopping")
@@ -111,10 +110,19 @@ def serve(config: WarmrootConfig) -> int:
     return code
 
 
-def _wait_for_the_end_of_ray() -> None:
-    """Return when the Ray that was started here has ended; of one that was joined others take care."""
-    while not started_here() or is_whole():
+def _wait_for_the_end_of_ray(console: Console) -> None:
+    """Return when the raylet that was started here has ended; of a Ray that was joined others take care.
+
+    Without the GCS what runs goes on, until the raylet gives up waiting for it; nothing that fails comes back.
+    """
+    told: set[str] = set()
+    while "raylet" not in told:
         time.sleep(WATCH_S)
+        for lost in set(lost_daemons() if started_here() else ()) - told:
+            console.print(f"Ray's {lost} has ended; what it said is in /tmp/ray/session_latest/logs")
+            told.add(lost)
+            if lost == "gcs_server":
+                console.print("open streams go on for a minute; start warmroot serve again")
 
 
 def _check_model(config: WarmrootConfig) -> None:

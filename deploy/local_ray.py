@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 
 from ..cluster.errors import ConfigError
 from . import sweeper
@@ -21,7 +22,6 @@ SCRATCH_VARIABLE = "WARMROOT_SCRATCH"
 """Names the folder of the local cluster that this process started."""
 # HAProxy's sockets live in a folder whose name Serve makes longer: a socket's path must stay under 97 characters.
 _PARENT = Path("/tmp")
-_DAEMONS = ("gcs_server", "raylet")
 
 
 def ensure_ray(*, address: str | None, num_cpus: float, settings: Mapping[str, str] | None = None) -> bool:
@@ -79,18 +79,19 @@ def started_here() -> bool:
     return Path(os.environ.get(SCRATCH_VARIABLE, "")).name.startswith(_scratch_prefix())
 
 
-def is_whole() -> bool:
-    """Whether the daemons of the Ray that this process started still run."""
-    return sweeper.has(Path(os.environ[SCRATCH_VARIABLE]), *_DAEMONS)
+def lost_daemons() -> list[str]:
+    """Which daemons of the Ray that this process started have ended: raylet, gcs_server and others."""
+    node = cast(Any, worker)._global_node
+    return [] if node is None else [kind for kind, _ in node.dead_processes()]
 
 
 def stop_local_ray() -> None:
     """Stop the Ray that this process started, with all that it may have left behind."""
-    scratch = Path(os.environ[SCRATCH_VARIABLE])
-    if sweeper.has(scratch, *_DAEMONS):
+    scratch = Path(os.environ.pop(SCRATCH_VARIABLE))
+    if not lost_daemons():
         ray.shutdown()
     sweeper.sweep(scratch)
-    del os.environ[SCRATCH_VARIABLE]
+    ray.shutdown()  # after its daemons' end it may take seconds, but leaves Ray as if it had never been started
 
 
 @contextmanager

@@ -48,20 +48,9 @@ def watch(folder: Path) -> None:
     os.posix_spawn(sys.executable, arguments, environment, setsid=True, file_actions=silence)
 
 
-def has(folder: Path, *names: str) -> bool:
-    """Whether the cluster has running processes of all these names."""
-    mark, found = _mark(folder), set[str]()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            name = (process / "comm").read_text().strip()
-            if name in names and mark in (process / "environ").read_bytes().split(b"\0"):
-                found.add(name)
-    return found.issuperset(names)
-
-
 def _members(folder: Path) -> list[int]:
     """Marked processes, and children of such that have lost the mark by writing their title over it."""
-    mark = _mark(folder)
+    mark = f"{MARK}={folder}".encode()
     parents: dict[int, int] = {}
     marked: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -74,10 +63,6 @@ def _members(folder: Path) -> list[int]:
                 marked.add(int(process.name))
     children = {pid for pid, parent in parents.items() if parent in marked}
     return sorted((marked | children) - {os.getpid()})
-
-
-def _mark(folder: Path) -> bytes:
-    return f"{MARK}={folder}".encode()
 
 
 def main() -> None:

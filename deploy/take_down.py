@@ -11,7 +11,7 @@ from ray import serve as ray_serve
 
 from ..actors.embedded_bus import end_bus, find_bus
 from .app import APP_NAME
-from .local_ray import is_whole, started_here, stop_local_ray
+from .local_ray import lost_daemons, started_here, stop_local_ray
 from .sync_bus import SyncBus
 
 MARGIN_S = 20.0
@@ -33,7 +33,7 @@ def shutdown(within_s: float = 60.0) -> None:
         work = threading.Thread(target=_take_down, name="warmroot-take-down", daemon=True)
         work.start()
         deadline = time.monotonic() + within_s
-        while work.is_alive() and time.monotonic() < deadline and is_whole():
+        while work.is_alive() and time.monotonic() < deadline and not lost_daemons():
             work.join(_LOOK_S)
         stop_local_ray()
 
