@@ -7,9 +7,7 @@ if a stream was lost, a token wrong, a block leaked, a process orphaned, or desc
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,13 +17,15 @@ from warmroot.deploy.bench.report import machine_facts
 
 from ..integration.cluster_harness import wait_until
 from . import report
-from .asks import AskPool
+from .answers import Answer
+from .asks import Ask, AskPool
 from .faults import FAULTS
-from .reference import read_reference
+from .reference import undisturbed
 from .schedule import schedule
 from .site import Site, Size, running_site, why_no_site
 from .storm import Storm
-from .verdict import Inventory, Reference, changes, judge, left_behind, unexplained_cuts
+from .ties import split_ties
+from .verdict import Inventory, changes, judge, left_behind, unexplained_cuts
 
 IDLE_S = 60.0
 
@@ -51,9 +51,10 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def storm_over(site: Site, given: argparse.Namespace, reference: Reference) -> dict[str, Any]:
+def storm_over(
+    site: Site, given: argparse.Namespace, asks: Sequence[Ask], reference: Sequence[Answer]
+) -> dict[str, Any]:
     """The storm and its report."""
-    asks = AskPool(given.seed).take(given.pool)
     words = [word.strip() for word in given.faults.split(",") if word.strip()]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
     seconds = 60 * given.minutes
@@ -63,13 +64,16 @@ def storm_over(site: Site, given: argparse.Namespace, reference: Reference) -> d
     storm = Storm.over(site, asks, say)
     asyncio.run(storm.run(plan, seconds=seconds, concurrency=given.clients, seed=given.seed))
     judgement = judge(storm.clients.outcomes, reference)
-    problems = judgement.problems + unexplained_cuts(storm.clients.outcomes, storm.events)
+    ties, wrong = split_ties(judgement.wrong, given.model)
+    problems = [f"lost: {one}" for one in judgement.lost] + [f"wrong: {one}" for one in wrong]
+    problems += unexplained_cuts(storm.clients.outcomes, storm.events)
     problems += at_rest(site, before)
     events = report.recoveries(storm)
     return {
-        "requests": report.requests(storm.clients.outcomes, judgement),
+        "requests": report.requests(storm.clients.outcomes, judgement, ties),
         "faults": report.by_fault(events),
         "events": events,
+        "amiss": report.amiss(storm),
         "problems": problems,
         "ok": not problems,
     }
@@ -99,18 +103,15 @@ def main(argv: Sequence[str]) -> int:
     if reason := why_no_site():
         print(f"chaos needs hosts of its own: {reason}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        answers = Path(folder) / "reference.json"
-        command = [sys.executable, "-m", f"{__package__}.reference", str(given.seed), str(given.pool), given.model]
-        say(f"==> the undisturbed run of {given.pool} requests")
-        subprocess.run([*command, str(answers)], check=True)
-        reference = read_reference(answers)
+    say(f"==> the undisturbed run of {given.pool} requests")
+    asks = AskPool(given.seed).take(given.pool)
+    reference = undisturbed([(ask.path, ask.body) for ask in asks], given.model)
     size = Size(model=given.model, solo=given.solo, gangs=given.gangs)
     say(f"==> a cluster of {size.replicas} replicas on hosts of its own")
     began = time.monotonic()
     with running_site(size) as site:
         say(f"==> whole after {time.monotonic() - began:.1f} s; {given.minutes:g} minutes of storm, seed {given.seed}")
-        found = storm_over(site, given, reference)
+        found = storm_over(site, given, asks, reference)
     say(report.table(found["faults"]))
     for problem in found["problems"]:
         say(problem)

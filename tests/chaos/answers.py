@@ -6,9 +6,6 @@ from typing import Any
 
 LOGPROB_TOLERANCE = 2e-4
 """Largest difference of a log-probability that rounding in float32 may make, by another order of sums or a gang."""
-TIE = 2e-4
-"""Two tokens whose log-probabilities differ by less are equally likely: rounding decides."""
-
 Logprobs = list[tuple[str, float, dict[str, float]]]
 """For each token its text, its log-probability, and those of the likeliest."""
 
@@ -60,59 +57,69 @@ def from_json(choices: Iterable[Mapping[str, Any]]) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How an answer compares: ``equal``, ``tie`` (rounding chose between two equally likely tokens), or ``wrong``."""
+class Fork:
+    """Where two answers part: after the same tokens, one goes on with another."""
 
-    word: str
+    choice: int
+    place: int
+    right: int
+    got: int
+    """Token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an answer compares."""
+
     why: str = ""
+    """What is wrong; empty: nothing."""
     logprob_error: float = 0.0
     """Largest difference of a log-probability."""
+    fork: Fork | None = None
+    """If what is wrong is a token."""
 
 
-def compare(right: Answer, got: Answer, *, complete: bool, greedy: bool, gaps: Mapping[int, list[float]]) -> Verdict:
-    """Hold an answer against the right one; an incomplete one must be how the right one begins.
-
-    ``gaps`` are, for each choice and position of the right answer, how much likelier its token was than the next.
-    """
+def compare(right: Answer, got: Answer, *, complete: bool) -> Verdict:
+    """Hold an answer against the right one; an incomplete one must be how the right one begins."""
     error = 0.0
     if complete and got.keys() != right.keys():
-        return Verdict("wrong", f"choices {sorted(got)} instead of {sorted(right)}")
+        return Verdict(f"choices {sorted(got)} instead of {sorted(right)}")
     for index, choice in got.items():
-        verdict = _compare(right[index], choice, complete, gaps.get(index, []) if greedy else [])
+        verdict = _compare(index, right[index], choice, complete)
         error = max(error, verdict.logprob_error)
-        if verdict.word != "equal":
-            return Verdict(verdict.word, f"choice {index}: {verdict.why}", error)
-    return Verdict("equal", logprob_error=error)
+        if verdict.why:
+            return Verdict(f"choice {index}: {verdict.why}", error, verdict.fork)
+    return Verdict(logprob_error=error)
 
 
-def _compare(right: Choice, got: Choice, complete: bool, gaps: list[float]) -> Verdict:
+def _compare(index: int, right: Choice, got: Choice, complete: bool) -> Verdict:
     end = len(right.token_ids) if complete else len(got.token_ids)
     if got.token_ids != right.token_ids[:end]:
-        return _at_fork(right.token_ids, got.token_ids, gaps)
+        return _at_fork(index, right.token_ids, got.token_ids)
     if got.text != (right.text if complete else right.text[: len(got.text)]):
-        return Verdict("wrong", f"text {got.text!r} instead of {right.text!r}")
+        return Verdict(f"text {got.text!r} instead of {right.text!r}")
     if complete and (got.finish_reason, got.stop_reason) != (right.finish_reason, right.stop_reason):
-        return Verdict("wrong", f"ended by {got.finish_reason} {got.stop_reason!r}, not {right.finish_reason}")
+        return Verdict(f"ended by {got.finish_reason} {got.stop_reason!r}, not {right.finish_reason}")
     return _compare_logprobs(right.logprobs, got.logprobs, complete)
 
 
-def _at_fork(right: list[int], got: list[int], gaps: list[float]) -> Verdict:
-    place = next((n for n, (a, b) in enumerate(zip(right, got, strict=False)) if a != b), min(len(right), len(got)))
-    gap = gaps[place] if place < len(gaps) else None
-    both = place < min(len(right), len(got))
-    why = f"token {place} is {got[place:][:1]} instead of {right[place:][:1]}, gap {gap}"
-    return Verdict("tie" if both and gap is not None and gap < TIE else "wrong", why)
+def _at_fork(index: int, right: list[int], got: list[int]) -> Verdict:
+    pairs = enumerate(zip(right, got, strict=False))
+    fork = next((Fork(index, place, *pair) for place, pair in pairs if pair[0] != pair[1]), None)
+    if fork is None:
+        return Verdict(f"{len(got)} tokens instead of {len(right)}")
+    return Verdict(f"token {fork.place} is {fork.got} instead of {fork.right}", fork=fork)
 
 
 def _compare_logprobs(right: Logprobs, got: Logprobs, complete: bool) -> Verdict:
     if len(got) > len(right) or (complete and len(got) != len(right)):
-        return Verdict("wrong", f"{len(got)} log-probabilities instead of {len(right)}")
+        return Verdict(f"{len(got)} log-probabilities instead of {len(right)}")
     error = 0.0
     for place, ((token, value, top), (their_token, theirs, their_top)) in enumerate(zip(right, got, strict=False)):
         error = max(error, abs(value - theirs), *(abs(top[t] - their_top[t]) for t in top.keys() & their_top.keys()))
         if token != their_token or error > LOGPROB_TOLERANCE:
-            return Verdict("wrong", f"log-probability {place} is {theirs} of {their_token!r}, not {value}", error)
-    return Verdict("equal", logprob_error=error)
+            return Verdict(f"log-probability {place} is {theirs} of {their_token!r}, not {value}", error)
+    return Verdict(logprob_error=error)
 
 
 def _logprobs(piece: Mapping[str, Any]) -> Logprobs:

@@ -39,7 +39,7 @@ class Outcome:
     refusals: Counter[str] = field(default_factory=Counter)
     """Answers that said before the first token that it should be tried again, by status and code."""
     cuts: list[tuple[float, str]] = field(default_factory=list)
-    """When connections broke that had taken the request, and how. It was sent again."""
+    """When connections broke that had taken the request, or a proxy answered for an ingress; it was sent again."""
     beginnings: list[Answer] = field(default_factory=list)
     """What had come over those."""
     first_event_s: float | None = None
@@ -138,7 +138,10 @@ class Clients:
 
     async def _refused(self, response: httpx.Response, outcome: Outcome) -> None:
         text = (await response.aread()).decode(errors="replace")
-        reason = f"{response.status_code} {_code(text)}"
+        code = _code(text)
+        if code is None:
+            raise _Broken(f"{response.status_code} {text.strip()[:80]!r} of a proxy")
+        reason = f"{response.status_code} {code}"
         if response.status_code not in RETRIED:
             outcome.lost = f"{reason}: {text[:300]}"
             return
@@ -169,9 +172,10 @@ class Clients:
         raise _Broken("the stream ended without its end")
 
 
-def _code(text: str) -> str:
+def _code(text: str) -> str | None:
+    """The error's code; None if it is no answer of ours, but of a proxy that has nobody to ask."""
     try:
         error: Mapping[str, Any] = json.loads(text)["error"]
         return str(error["code"] or error["type"])
     except (ValueError, KeyError, TypeError):
-        return repr(text.strip()[:60])
+        return None

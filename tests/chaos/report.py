@@ -9,7 +9,7 @@ from warmroot.deploy.bench.metrics import percentile
 
 from .clients import Outcome
 from .storm import Event, Storm
-from .verdict import Judgement
+from .verdict import Judgement, Wrong
 from .watch import recovered
 
 
@@ -32,6 +32,15 @@ def _recovery(storm: Storm, event: Event, end: float) -> dict[str, Any]:
         "failed_probes": sum(bool(look.amiss) for look in storm.watch.probes if event.at <= look.began < end),
         "cut_connections": len(during),
     }
+
+
+def amiss(storm: Storm) -> list[tuple[float, str]]:
+    """What was missing from when on, each time that it changed; empty: nothing."""
+    seen: list[tuple[float, str]] = []
+    for look in storm.watch.looks:
+        if not seen or seen[-1][1] != look.amiss:
+            seen.append((round(look.began - storm.began, 1), look.amiss))
+    return seen
 
 
 def by_fault(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -61,7 +70,7 @@ def _middle_and_most(kind: Sequence[dict[str, Any]], key: str) -> dict[str, Any]
     }
 
 
-def requests(outcomes: Sequence[Outcome], judgement: Judgement) -> dict[str, Any]:
+def requests(outcomes: Sequence[Outcome], judgement: Judgement, ties: Sequence[Wrong]) -> dict[str, Any]:
     """How they ended."""
     first = [one.first_event_s for one in outcomes if one.first_event_s is not None]
     whole = [one.ended - one.began for one in outcomes if one.complete]
@@ -76,9 +85,11 @@ def requests(outcomes: Sequence[Outcome], judgement: Judgement) -> dict[str, Any
         "lost": sum(bool(one.lost) for one in outcomes),
         "told_to_try_again": refusals,
         "cut_connections": sum(len(one.cuts) for one in outcomes),
-        "compared": judgement.verdicts,
+        "cut_by": Counter(how for one in outcomes for _, how in one.cuts),
+        "equal": judgement.equal,
+        "wrong": len(judgement.wrong) - len(ties),
+        "ties": list(map(str, ties)),
         "tokens_compared": judgement.tokens,
-        "ties": judgement.ties,
         "largest_logprob_error": judgement.logprob_error,
         "first_event_s": {f"p{p}": round(percentile(first, p), 3) for p in (50, 99, 100)},
         "answered_in_s": {f"p{p}": round(percentile(whole, p), 3) for p in (50, 99, 100)},

@@ -24,6 +24,7 @@ START_S = 400.0
 DISK_BYTES = 256 * 2**20
 """What each host has for logs and temporary files."""
 KEYS = ("key-of-tenant-a", "key-of-tenant-b")
+ADMIN_KEY = "key-of-the-admin"
 STEP_TIMEOUT_S = 10.0
 
 ROLES = {
@@ -114,7 +115,7 @@ class Site:
         self.size = size
         self.head, *self.workers, self.store = lan.hosts
         self.urls = [f"http://{host.address}:{PORT}" for host in self.workers]
-        self.headers = {"authorization": f"Bearer {KEYS[0]}"}
+        self.headers = {"authorization": f"Bearer {ADMIN_KEY}"}
 
     def find(self, *roles: str) -> list[Found]:
         """Living processes with these parts, in a fixed order."""
@@ -254,6 +255,7 @@ def groups(site: Site) -> list[Mapping[str, Any]]:
         "step_timeout": STEP_TIMEOUT_S,
         "num_ingress": size.ingresses,
         "tenant_api_key": [f"tenant{number}={key}" for number, key in enumerate(KEYS)],
+        "admin_api_key": [ADMIN_KEY],
         "metadata_store": f"redis://{site.store.address}:{REDIS_PORT}/0?prefix=chaos",
     }
     solo = common | {"num_replicas": size.solo}

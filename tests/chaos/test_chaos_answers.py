@@ -6,7 +6,9 @@ import json
 import pytest
 from openai_harness import Rig, events, says
 
-from .answers import TIE, Answer, Choice, add, compare, from_json, to_json
+from .answers import Answer, Choice, Fork, add, compare, from_json, to_json
+from .asks import COMPLETIONS, Ask
+from .ties import NUDGE, nudged, takes
 
 
 async def whole_and_streamed(path: str, body: dict) -> tuple[Answer, Answer]:
@@ -48,9 +50,8 @@ def changed(**fields) -> Answer:
     return answer
 
 
-def verdict(got: Answer, *, complete: bool = True, gaps: list[float] | None = None) -> str:
-    known = {0: [1.0, 1.0, 1.0] if gaps is None else gaps}
-    return compare(right(), got, complete=complete, greedy=True, gaps=known).word
+def verdict(got: Answer, *, complete: bool = True) -> str:
+    return "wrong" if compare(right(), got, complete=complete).why else "equal"
 
 
 def test_equal_answers_survive_a_file():
@@ -61,8 +62,8 @@ def test_equal_answers_survive_a_file():
 def test_rounding_of_a_logprob_is_no_difference_and_is_told():
     got = copy.deepcopy(right())
     got[0].logprobs[1] = ("b", -0.2501, {"b": -0.2501, "c": -2.0})
-    found = compare(right(), got, complete=True, greedy=True, gaps={})
-    assert found.word == "equal"
+    found = compare(right(), got, complete=True)
+    assert found.why == ""
     assert found.logprob_error == pytest.approx(1e-4)
 
 
@@ -95,9 +96,27 @@ def test_a_beginning_is_right_if_the_right_answer_begins_so():
     assert verdict(changed(token_ids=[1, 2, 3, 4], text="abc", finish_reason=None), complete=False) == "wrong"
 
 
-def test_only_a_token_that_was_as_likely_as_the_right_one_is_a_tie():
-    forked = changed(token_ids=[1, 9, 9])
-    assert verdict(forked, gaps=[1.0, TIE / 2, 1.0]) == "tie"
-    assert verdict(forked, gaps=[TIE / 2, TIE * 2, 1.0]) == "wrong"
-    assert verdict(forked, gaps=[]) == "wrong"
-    assert verdict(changed(token_ids=[1]), gaps=[1.0, TIE / 2]) == "wrong"
+def test_a_fork_is_where_the_tokens_part():
+    assert compare(right(), changed(token_ids=[1, 9, 9]), complete=True).fork == Fork(0, 1, right=2, got=9)
+    assert compare(right(), changed(token_ids=[1]), complete=True).fork is None
+
+
+def test_a_tie_is_a_token_that_a_nudge_brings_about_after_the_same_tokens():
+    fork, got = Fork(0, 1, right=2, got=9), changed(token_ids=[1, 9, 9])
+    assert takes(changed(token_ids=[1, 9, 5]), fork, got)
+    assert not takes(right(), fork, got)
+    assert not takes(changed(token_ids=[4, 9, 9]), fork, got)
+
+
+def test_a_nudge_is_small_and_changes_nothing_else():
+    body = {"prompt": "x", "temperature": 0.8, "top_p": 0.9, "seed": 3}
+    ask = Ask(number=0, kind="sampled", path=COMPLETIONS, body=body, stream=False)
+    bodies = [asked for _, asked in nudged(ask, Fork(0, 1, right=2, got=9))]
+    assert len(bodies) == 13
+    for asked in bodies:
+        assert asked["seed"] == 3
+        assert asked["temperature"] == pytest.approx(0.8, rel=1.01 * NUDGE)
+        assert asked["top_p"] == pytest.approx(0.9, rel=1.01 * NUDGE)
+        assert all(abs(bias) == NUDGE for bias in asked.get("logit_bias", {}).values())
+    greedy = Ask(number=0, kind="greedy", path=COMPLETIONS, body={"temperature": 0}, stream=False)
+    assert len(nudged(greedy, Fork(0, 1, right=2, got=9))) == 5

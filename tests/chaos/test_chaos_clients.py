@@ -43,6 +43,14 @@ def refusal(status: int, code: str) -> Reply:
     return reply
 
 
+def plain(status: int, body: bytes) -> Reply:
+    async def reply(send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    return reply
+
+
 GOOD = stream(chunk("a"), chunk("b", finish_reason="stop"), b"data: [DONE]\n\n")
 
 
@@ -90,6 +98,15 @@ async def test_any_other_refusal_loses_the_request(status):
     outcome = await asked(refusal(status, "engine_error"))
     assert not outcome.complete
     assert outcome.lost.startswith(f"{status} engine_error")
+
+
+async def test_what_a_proxy_says_for_an_ingress_that_is_gone_is_a_broken_connection():
+    outcome = await asked(plain(500, b"Internal Server Error"), plain(404, b"Path not found"), GOOD)
+    assert outcome.complete
+    assert [how for _, how in outcome.cuts] == [
+        "500 'Internal Server Error' of a proxy",
+        "404 'Path not found' of a proxy",
+    ]
 
 
 async def test_an_error_in_the_stream_loses_the_request():

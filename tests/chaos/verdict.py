@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .answers import Answer, Verdict, compare
 from .clients import Outcome
-from .reference import Gaps
 from .site import Found, Site
 from .storm import Event
 
@@ -16,50 +15,54 @@ CUT_WITHIN_S = 30.0
 MOST_NEW_DESCRIPTORS = 32
 """Connections to what was started anew, kept until the old ones are forgotten."""
 
-Reference = Mapping[int, tuple[Answer, Gaps]]
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """An answer that is not the undisturbed one."""
+
+    outcome: Outcome
+    answer: Answer
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        ask = self.outcome.ask
+        return f"request {ask.number} ({ask.kind}): {self.verdict.why}"
 
 
 @dataclass(slots=True)
 class Judgement:
     """Of all requests of a storm."""
 
-    verdicts: Counter[str] = field(default_factory=Counter)
-    ties: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    equal: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     logprob_error: float = 0.0
     tokens: int = 0
     """Compared."""
 
-    def take(self, outcome: Outcome, right: Answer, gaps: Gaps) -> None:
+    def take(self, outcome: Outcome, right: Answer) -> None:
         """Compare what came, also over connections that broke."""
         ask = outcome.ask
-        greedy = bool(gaps)
-        for answer in outcome.beginnings:
-            self._note(outcome, compare(right, answer, complete=False, greedy=greedy, gaps=gaps), answer)
         if outcome.lost:
-            self.verdicts["lost"] += 1
-            self.problems.append(f"lost: request {ask.number} ({ask.kind}): {outcome.lost}")
-            return
-        self._note(
-            outcome, compare(right, outcome.answer, complete=outcome.complete, greedy=greedy, gaps=gaps), outcome.answer
-        )
+            self.lost.append(f"request {ask.number} ({ask.kind}): {outcome.lost}")
+        for answer in outcome.beginnings:
+            self._note(outcome, answer, compare(right, answer, complete=False))
+        self._note(outcome, outcome.answer, compare(right, outcome.answer, complete=outcome.complete))
 
-    def _note(self, outcome: Outcome, verdict: Verdict, answer: Answer) -> None:
-        self.verdicts[verdict.word] += 1
+    def _note(self, outcome: Outcome, answer: Answer, verdict: Verdict) -> None:
         self.logprob_error = max(self.logprob_error, verdict.logprob_error)
         self.tokens += sum(len(choice.token_ids) for choice in answer.values())
-        told = f"request {outcome.ask.number} ({outcome.ask.kind}): {verdict.why}"
-        if verdict.word == "tie":
-            self.ties.append(told)
-        elif verdict.word == "wrong":
-            self.problems.append(f"wrong: {told}")
+        if verdict.why:
+            self.wrong.append(Wrong(outcome, answer, verdict))
+        else:
+            self.equal += 1
 
 
-def judge(outcomes: Sequence[Outcome], reference: Reference) -> Judgement:
-    """Hold every answer against the undisturbed one."""
+def judge(outcomes: Sequence[Outcome], reference: Sequence[Answer]) -> Judgement:
+    """Hold every answer against the undisturbed one, which stands at the request's number."""
     judgement = Judgement()
     for outcome in outcomes:
-        judgement.take(outcome, *reference[outcome.ask.number])
+        judgement.take(outcome, reference[outcome.ask.number])
     return judgement
 
 
