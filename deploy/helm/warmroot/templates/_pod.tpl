@@ -7,8 +7,20 @@
 # An ingress that dies is found out by its first refused connection, not only by the next check.
 - name: RAY_SERVE_HAPROXY_TIMEOUT_CONNECT_S
   value: "1"
+- name: RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL
+  value: "3"
+# Serve copies it into HAProxy's configuration as it stands: whoever waits for an ingress that is cut off need not wait on.
 - name: RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER
-  value: 1s
+  value: 1s on-marked-down shutdown-sessions
+# A node that does not answer for three seconds is dead.
+- name: RAY_health_check_initial_delay_ms
+  value: "5000"
+- name: RAY_health_check_period_ms
+  value: "1000"
+- name: RAY_health_check_timeout_ms
+  value: "1000"
+- name: RAY_health_check_failure_threshold
+  value: "3"
 - name: RAY_worker_niceness
   value: "0"
 - name: RAY_agent_register_timeout_ms
