@@ -163,7 +163,7 @@ class Listener:
         try:
             _configure(connection)
             connection.settimeout(_HELLO_S)
-            version, token, rank, purpose = msgpack.unpackb(_read_frame(connection))
+            version, token, rank, purpose = msgpack.unpackb(_read_frame(connection, time.monotonic() + _HELLO_S))
             if version != _VERSION or not hmac.compare_digest(str(token).encode(), self._token.encode()):
                 raise WireError("wrong version or token")
             connection.sendall(frame(_WELCOME))
@@ -210,7 +210,7 @@ def _connect(address: str, token: str, hello: Hello, deadline: float) -> socket.
         connection.connect(f"\0{address[1:]}" if local else _split(address))
         _configure(connection)
         connection.sendall(frame(cast(bytes, msgpack.packb([_VERSION, token, hello.rank, hello.purpose]))))
-        if _read_frame(connection) != _WELCOME:
+        if _read_frame(connection, deadline) != _WELCOME:
             raise WireError("no welcome")
         return connection
     except BaseException:
@@ -232,17 +232,18 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if address.count(":") > 1 else socket.AF_INET
 
 
-def _read_frame(connection: socket.socket) -> bytes:
-    """One frame and not a byte more: what follows belongs to the link."""
-    size = int.from_bytes(_read(connection, 4), "big")
+def _read_frame(connection: socket.socket, deadline: float) -> bytes:
+    """One frame and not a byte more: what follows belongs to the link. Byte by byte it takes no longer than at once."""
+    size = int.from_bytes(_read(connection, 4, deadline), "big")
     if size > MAX_HELLO_BYTES:
         raise WireError(f"a greeting of {size} bytes")
-    return _read(connection, size)
+    return _read(connection, size, deadline)
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
+        connection.settimeout(max(1e-3, deadline - time.monotonic()))
         more = connection.recv(size - len(data))
         if not more:
             raise WireError("closed while it greeted")
