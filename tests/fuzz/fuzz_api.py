@@ -1,4 +1,4 @@
-"""The whole API over a real engine with a real, tiny model, on an event loop of its own; and what its answers must be."""
+"""The API over a real engine with a real, tiny model, on an event loop of its own; and what its answers must be."""
 
 import asyncio
 import json
