@@ -23,7 +23,11 @@ SETTINGS = {
     # The raylet aborts when its agents import slowly, as they do on a busy machine.
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # A HAProxy that has died is started again after three checks that it fails.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's agents write their title over their environment otherwise, and with it over the mark that ends them.
+    "SPT_NOENV": "1",
 }
 """Variables that Ray's processes read when they start; what the user has set stands."""
 

@@ -55,14 +55,15 @@ def processes() -> set[Process]:
     return {(pid, started) for pid, _, started in _table()}
 
 
-def descendants() -> set[Process]:
-    """Children of this process, and theirs."""
+def descendants(of: int | None = None) -> set[Process]:
+    """Children of a process, by default this one, and theirs."""
     table = _table()
-    family = {os.getpid()}
+    ancestor = os.getpid() if of is None else of
+    family = {ancestor}
     while True:
         grown = family | {pid for pid, parent, _ in table if parent in family}
         if grown == family:
-            return {(pid, started) for pid, _, started in table if pid in family and pid != os.getpid()}
+            return {(pid, started) for pid, _, started in table if pid in family and pid != ancestor}
         family = grown
 
 
