@@ -8,6 +8,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import numpy as np
+
 from ..cluster.errors import DeadlineExceededError, WarmrootError
 from ..cluster.ids import BlockHash, ReplicaId
 from ..kv_store.hashing import salted
@@ -18,7 +20,7 @@ from .fleet import Fleet, KnownReplica
 from .late_binding import LateBinding
 from .openai.cluster_state import RoutingStats
 from .peers import Peers
-from .policy.base import Candidates, Column, Policy, Prefix, Ranking, RoutingRequest
+from .policy.base import Candidates, Column, Numbers, Policy, Prefix, Ranking, RoutingRequest
 from .policy.in_flight import Account, InFlight
 from .policy.warm_prefix import decode_slowdown
 from .ticket import Decision, Ticket
@@ -195,12 +197,15 @@ class RoutingCore:
         if not stalled and not self._late.any_free(self.fleet.candidates(now)):
             return
         chosen: dict[int, tuple[Candidates, Ranking]] = {}
+        wanted = self._wanted()
 
         def ready(ticket: Ticket) -> bool:
             nonlocal stalled
-            candidates, ranking = chosen[id(ticket)] = self._rank(ticket)
+            candidates, ranking = chosen[id(ticket)] = self._rank(ticket, wanted)
             forced, stalled = stalled, False
-            return forced or self._is_free(candidates, ranking)
+            goes = forced or self._is_free(candidates, ranking)
+            wanted[ranking.place] -= goes
+            return goes
 
         for ticket in self._line.take(self._late.tries, ready, now):
             self._bind(ticket, *chosen[id(ticket)])
@@ -239,12 +244,26 @@ class RoutingCore:
             row *= self._tokens_per_id
         return candidates
 
-    def _rank(self, ticket: Ticket) -> tuple[Candidates, Ranking]:
+    def _wanted(self) -> Numbers:
+        """How many of those that wait prefer each replica."""
+        wanted = np.zeros(len(self.fleet))
+        for ticket in self._line:
+            if (place := self._preferred(ticket)) is not None:
+                wanted[place] += 1
+        return wanted
+
+    def _preferred(self, ticket: Ticket) -> int | None:
+        return None if ticket.preferred is None else self.fleet.place(ticket.preferred)
+
+    def _rank(self, ticket: Ticket, wanted: Numbers | None = None) -> tuple[Candidates, Ranking]:
+        """``wanted``, while it waits: by how many in line, itself among them."""
         began = self._clock()
         candidates, ranking = self.choose(ticket.request)
-        waited = began - ticket.arrived
-        if self._late is not None and waited > 0:
-            ranking = self._late.after(waited, candidates, ranking)
+        if self._late is not None and wanted is not None:
+            if (place := self._preferred(ticket)) is not None:
+                wanted[place] -= 1
+            ranking = self._late.after(began - ticket.arrived, candidates, ranking, wanted > 0)
+            wanted[ranking.place] += 1
         ticket.preferred = self.fleet.names[ranking.place]
         ticket.decision = Decision(
             ticket.request.request_id,

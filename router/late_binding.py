@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .policy.base import Candidates, Ranking
 
 
@@ -37,6 +40,10 @@ class LateBinding:
         """Seconds of its own prefill where it would go now."""
         return float(candidates.prefill_s(candidates.uncached(prompt_tokens))[place])
 
-    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking) -> Ranking:
-        """Others go first where it wants to go: what it waited is what it had better believe of busy replicas."""
-        return ranking.dearer(candidates.backlog_s > self.backlog_s, waited_s)
+    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking, wanted: NDArray[np.bool_]) -> Ranking:
+        """Others go first where it wants to go: what it waited is what it had better believe of busy replicas.
+
+        It takes a free one that nobody else in line prefers. Else, when all replicas are busy, all would give up their
+        prefixes, compute everything again, and be busier still.
+        """
+        return ranking.dearer((candidates.backlog_s > self.backlog_s) | wanted, waited_s)

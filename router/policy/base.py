@@ -224,8 +224,8 @@ class Binding(Protocol):
         """The least goes first."""
         ...
 
-    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking) -> Ranking:
-        """What a request chooses that has waited for so long."""
+    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking, wanted: NDArray[np.bool_]) -> Ranking:
+        """What a request chooses that has waited for so long. ``wanted`` are candidates that others in line prefer."""
         ...
 
 

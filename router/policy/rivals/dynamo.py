@@ -5,6 +5,7 @@ from random import Random
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....cluster.ids import ReplicaId
 from ..base import Binding, Candidates, Column, Ranking, RoutingRequest
@@ -39,7 +40,7 @@ class RouterQueue:
         """See ``Binding``."""
         return float(candidates.uncached(prompt_tokens).min()) if self.policy == "wspt" else 0.0
 
-    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking) -> Ranking:
+    def after(self, waited_s: float, candidates: Candidates, ranking: Ranking, wanted: NDArray[np.bool_]) -> Ranking:
         """See ``Binding``."""
         return ranking
 
