@@ -24,8 +24,6 @@ class TimeLimits(Section):
     """A stream that is silent for so long gets an SSE comment, so that proxies keep it open."""
     shutdown_grace: float = Field(20.0, gt=0)
     """What open requests get when a replica, an ingress or all of it stops."""
-    ray_start_timeout: float = Field(180.0, gt=0)
-    """Starting Ray and Serve, or joining a cluster."""
     replica_start_timeout: float = Field(1800.0, gt=0)
     """Loading a model and warming it up; a replica that takes longer has failed."""
 

@@ -1,4 +1,4 @@
-"""Certificates: of the HTTP endpoint, and of the channels between ingresses and replicas."""
+"""Certificates of the HTTP endpoint."""
 
 from .config_section import FilePath, Section
 
@@ -12,19 +12,9 @@ class TlsConfig(Section):
     """Its private key, without a passphrase. Default: it stands in ssl_certfile."""
     ssl_ca_certs: FilePath | None = None
     """Clients must show a certificate that one of these has signed. Default: they need none."""
-    channel_certfile: FilePath | None = None
-    """Certificate that ingresses and replicas show each other, the same path on every node. Default: plain TCP."""
-    channel_keyfile: FilePath | None = None
-    """Its private key, without a passphrase. Default: it stands in channel_certfile."""
-    channel_ca_certs: FilePath | None = None
-    """What must have signed the other's certificate."""
 
     def problem(self) -> tuple[str, str] | None:
         """See Section."""
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs):
             return "ssl_certfile", "is needed with ssl_keyfile and ssl_ca_certs"
-        if (self.channel_certfile is None) != (self.channel_ca_certs is None) or (
-            self.channel_keyfile and not self.channel_certfile
-        ):
-            return "channel_certfile", "goes together with channel_ca_certs: each end proves who it is"
         return None

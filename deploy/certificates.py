@@ -14,16 +14,13 @@ def check_certificates(tls: TlsConfig, *, ray_address: str | None = None) -> Non
             " WARMROOT_SSL_CERTFILE and WARMROOT_SSL_KEYFILE, or let what is in front of it speak TLS",
             param="ssl_certfile",
         )
-    for kind in ("ssl", "channel"):
-        certificate, key = getattr(tls, f"{kind}_certfile"), getattr(tls, f"{kind}_keyfile")
-        if certificate is not None:
-            _load(f"{kind}_keyfile" if key else f"{kind}_certfile", certificate, key)
-        authorities = getattr(tls, f"{kind}_ca_certs")
-        if authorities is not None:
-            try:
-                ssl.create_default_context(cafile=authorities)
-            except (OSError, ssl.SSLError) as error:
-                raise _wrong(f"{kind}_ca_certs", authorities, error) from error
+    if tls.ssl_certfile is not None:
+        _load("ssl_keyfile" if tls.ssl_keyfile else "ssl_certfile", tls.ssl_certfile, tls.ssl_keyfile)
+    if tls.ssl_ca_certs is not None:
+        try:
+            ssl.create_default_context(cafile=tls.ssl_ca_certs)
+        except OSError as error:
+            raise _wrong("ssl_ca_certs", tls.ssl_ca_certs, error) from error
 
 
 def _load(key: str, certificate: str, private_key: str | None) -> None:
@@ -32,7 +29,7 @@ def _load(key: str, certificate: str, private_key: str | None) -> None:
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, no_passphrase)
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:
         raise _wrong(key, private_key or certificate, error) from error
 
 

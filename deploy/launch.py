@@ -82,7 +82,8 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
                 app = application([config], single_node=started_ray, open_admin=server.is_local)
                 target = ray_serve.RunTarget(target=app, name=APP_NAME, route_prefix=server.root_path or "/")
                 ray_serve.run_many([target], wait_for_applications_running=False)
-                _wait_until_running(display, bus, None if topology.world_size == 1 else _Placement(config, started_ray))
+                placement = None if topology.world_size == 1 else _Placement(config, started_ray)
+                _wait_until_running(display, bus, placement, config.limits.replica_start_timeout)
         except BaseException as error:
             shutdown()
             if isinstance(error, RayError):
@@ -198,8 +199,9 @@ class _Placement:
         self._said = missing
 
 
-def _wait_until_running(display: StartupDisplay, bus: SyncBus, placement: _Placement | None) -> None:
+def _wait_until_running(display: StartupDisplay, bus: SyncBus, placement: _Placement | None, within_s: float) -> None:
     """Follow the replicas' notes until Serve calls the application running."""
+    deadline = time.monotonic() + within_s
     while True:
         notes = bus.notes()
         display.update(notes)
@@ -214,6 +216,8 @@ def _wait_until_running(display: StartupDisplay, bus: SyncBus, placement: _Place
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             details = [application.message, *(d.message for d in application.deployments.values())]
             raise ReplicaUnavailableError("Serve could not start the application: " + _last_line(details))
+        if time.monotonic() > deadline:
+            raise ReplicaUnavailableError(f"not all replicas are up after {within_s:g} s (--replica-start-timeout)")
         time.sleep(POLL_S)
 
 

@@ -28,7 +28,6 @@ def test_right_ones_pass(authority: Authority):
     both = authority.folder / "both.pem"
     both.write_text(certificate.read_text() + key.read_text())
     check(ssl_certfile=both)
-    check(channel_certfile=both, channel_ca_certs=authority.file)
 
 
 def test_wrong_ones_are_named(authority: Authority):
@@ -58,20 +57,10 @@ def test_wrong_ones_are_named(authority: Authority):
         assert caught.value.message == message
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"ssl_keyfile": "k"}, "ssl_certfile: is needed with ssl_keyfile and ssl_ca_certs"),
-        (
-            {"channel_certfile": "c"},
-            "channel_certfile: goes together with channel_ca_certs: each end proves who it is",
-        ),
-    ],
-)
-def test_what_goes_together(keys: dict[str, str], message: str):
+def test_a_key_needs_its_certificate():
     with pytest.raises(ConfigError) as caught:
-        WarmrootConfig.of("x", **keys)
-    assert caught.value.message == message
+        WarmrootConfig.of("x", ssl_keyfile="k")
+    assert caught.value.message == "ssl_certfile: is needed with ssl_keyfile and ssl_ca_certs"
 
 
 def test_a_cluster_that_runs_already_cannot_be_given_any(authority: Authority):
