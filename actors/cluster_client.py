@@ -57,13 +57,14 @@ class ClusterClient:
         """
         card = await _card(bus, model, token, timeout_s)
         membership = Membership(bus, card.token, model=card.model)
-        late = LateBinding(backlog_s=card.late_binding_backlog)
+        queue = queue_limits(card)
+        late = LateBinding(backlog_s=card.late_binding_backlog, needs_slot=queue.max_wait_s < inf)
         limits = TimeLimits(**card.limits)
         dispatcher = Dispatcher(
             membership,
             make_policy(card.routing_policy),
             late=late,
-            queue=queue_limits(card),
+            queue=queue,
             wait_s=limits.no_replica_timeout,
         )
         tokenizer = Tokenizer.from_dict(card.tokenizer)
@@ -93,7 +94,7 @@ class ClusterClient:
 
 def queue_limits(card: ModelCard) -> QueueLimits:
     """How much may wait in a router of that model."""
-    overload, limits = OverloadConfig(**card.overload), TimeLimits(**card.limits)
+    overload, limits = OverloadConfig.model_validate(card.overload), TimeLimits(**card.limits)
     return QueueLimits(
         max_wait_s=overload.max_queue_wait or inf,
         max_tokens=overload.max_num_queued_tokens or inf,
