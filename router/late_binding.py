@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .policy.base import Candidates, Ranking
+from .policy.base import Candidates, Column, Ranking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,21 @@ class LateBinding:
     in_turn: bool = True
     """See ``Binding``."""
 
+    needs_slot: bool = False
+    """It also waits while the replica has no batch slot for it: no part of a bounded queue may hide in replicas."""
+
     def is_free(self, candidates: Candidates, place: int) -> bool:
         """See ``Binding``."""
+        if self.needs_slot and candidates.occupancy[place] >= candidates.table[Column.MAX_NUM_SEQS, place]:
+            return False
         return bool(candidates.backlog_s[place] <= self.backlog_s)
 
     def any_free(self, candidates: Candidates) -> bool:
         """See ``Binding``."""
-        return bool(candidates.backlog_s.min() <= self.backlog_s)
+        free = candidates.backlog_s <= self.backlog_s
+        if self.needs_slot:
+            free &= candidates.occupancy < candidates.table[Column.MAX_NUM_SEQS]
+        return bool(free.any())
 
     def work(self, candidates: Candidates, place: int, prompt_tokens: int) -> float:
         """Seconds of its own prefill where it would go now."""

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from random import Random
 
-from ...cluster.errors import ReplicaUnavailableError
+from ...cluster.errors import OverloadedError, ReplicaUnavailableError, WarmrootError
 from ...cluster.ids import BlockHash, Epoch, ReplicaId, RequestId
 from ...cluster.messages import Load, ReplicaInfo
 from ...kv_store.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
 from ...kv_store.hashing import HASH_BYTES, pack_tokens
 from ...kv_store.index import PrefixIndex
+from ...router.admission import QueueLimits
 from ...router.core import RoutingCore, Ticket
 from ...router.dispatch import PUMP_EVERY_S
 from ...router.late_binding import LateBinding
@@ -52,7 +54,27 @@ class Setup:
     restart_after: float = 30.0
     bus_down: tuple[float, float] | None = None
     """No event arrives in that time; a snapshot follows."""
+    queue: QueueLimits | None = None
+    """How much may wait in each router; None: anything."""
+    caller: Callable[[int], "Caller"] = lambda number: ANYBODY
+    """Who sends a request, by its number."""
+    observe: Callable[[Outcome], None] = lambda outcome: None
+    """Told of every request that is over, also of those that were refused for good."""
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A client."""
+
+    tenant: str = ""
+    priority: int = 0
+    share: float = 1.0
+    patience_s: float = 0.0
+    """It comes back after a refusal if it is told to do so within this time."""
+
+
+ANYBODY = Caller()
 
 
 class _Member:
@@ -75,7 +97,14 @@ class _Router:
         self.index = PrefixIndex()
         policy = setup.policy(Random(seed))
         self.core = RoutingCore(
-            self.index, policy, clock, late=setup.late, tokens_per_id=tokens_per_id, history=1, name=str(seed)
+            self.index,
+            policy,
+            clock,
+            late=setup.late,
+            queue=setup.queue,
+            tokens_per_id=tokens_per_id,
+            history=1,
+            name=str(seed),
         )
         self.members: dict[ReplicaId, _Member] = {}
         self.kinds = Kinds()
@@ -150,19 +179,42 @@ class SimulatedCluster:
         self._route(router, request, outcome)
 
     def _route(self, router: _Router, request: TraceRequest, outcome: Outcome) -> None:
+        caller = self._setup.caller(outcome.number)
         question = RoutingRequest(
-            RequestId(str(outcome.number)), request.input_tokens, tokens=pack_tokens(array("i", request.block_ids))
+            RequestId(str(outcome.number)),
+            request.input_tokens,
+            tokens=pack_tokens(array("i", request.block_ids)),
+            priority=caller.priority,
+            tenant=caller.tenant,
+            share=caller.share,
         )
+        outcome.submitted_at = self._now
 
         def bound(ticket: Ticket) -> None:
+            if ticket.refused is not None:
+                self._refused(router, request, outcome, ticket.refused)
             if ticket.replica is not None:
                 self._replicas[ticket.replica].submit(request, (router, ticket, outcome))
 
-        ticket = router.core.submit(question, bound)
+        try:
+            ticket = router.core.submit(question, bound)
+        except WarmrootError as error:
+            self._refused(router, request, outcome, error)
+            return
         if ticket.replica is None:
             self._pump_later(router)
         else:
             bound(ticket)
+
+    def _refused(self, router: _Router, request: TraceRequest, outcome: Outcome, error: WarmrootError) -> None:
+        """Its client comes back when told, if that is not too late for it."""
+        wait_s = error.retry_after if isinstance(error, OverloadedError) else inf
+        outcome.refused.append((self._now, wait_s))
+        if wait_s <= self._setup.caller(outcome.number).patience_s:
+            self._schedule(wait_s, lambda: self._route(router, request, outcome))
+        else:
+            self._left -= 1
+            self._setup.observe(outcome)
 
     def _pump_later(self, router: _Router) -> None:
         if not router.pumping:
@@ -244,6 +296,7 @@ class SimulatedCluster:
         outcome.ended_at, outcome.replica = self._now, ticket.replica
         self._left -= 1
         self.results.add(outcome)
+        self._setup.observe(outcome)
         router.core.finish(ticket, sequence.trace.output_tokens - 1)
 
     def _publish(self, name: ReplicaId, epoch: Epoch) -> None:

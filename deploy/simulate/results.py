@@ -1,7 +1,7 @@
 """What a simulation measured."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ class Outcome:
     ended_at: float | None = None
     cached_tokens: int = 0
     replica: ReplicaId | None = None
+    submitted_at: float = 0.0
+    """The last time that its client sent it."""
+    refused: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When it was refused, and the seconds after which it was to come back."""
 
 
 class Results:
