@@ -189,11 +189,13 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     """Rows of the model's embedding; the tokenizer may know fewer ids."""
-    token: str
+    token: str = field(repr=False)
     """Secret of the channels: whoever may read the bus may submit."""
     routing_policy: str
     late_binding_backlog: float = 0.4
     """Seconds of prefill above which requests wait in the router."""
+    max_replica_losses: int = 3
+    """Replicas lost with a request on them after which it is not tried on another one."""
     seed: int | None = None
     """Base of the seeds of requests that bring none; None: random."""
     limits: dict[str, float] = field(default_factory=dict[str, float])

@@ -20,7 +20,8 @@ class Spend(NamedTuple):
 
     def wait_s(self, level: float) -> float:
         """Seconds until it can be taken from a bucket that has ``level`` now."""
-        return max(0.0, min(self.cost, self.per_minute) - level - TINY) * 60.0 / self.per_minute
+        lacking = min(self.cost, self.per_minute) - level
+        return lacking * 60.0 / self.per_minute if lacking > TINY else 0.0
 
 
 class Spent(NamedTuple):

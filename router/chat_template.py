@@ -1,7 +1,7 @@
 """Messages to prompt text, by the model's Jinja template, as transformers' ``apply_chat_template`` renders it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
 
@@ -9,10 +9,13 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from ..cluster.errors import ConfigError, InvalidRequestError
 
+_LONGEST_PRODUCT = 1_000_000
+"""Characters or items that an expression such as ``' ' * 20`` may make."""
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 Message = Mapping[str, Any]
@@ -94,9 +97,24 @@ def _cut(text: str) -> str:
     return text[:end].rstrip() if trimmed else text[:end]
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox bounds ``range``; this one bounds what ``*`` makes, too, and knows no powers."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """See jinja2."""
+        if operator == "**":
+            raise SecurityError("powers are not allowed in chat templates")
+        for whole, times in ((left, right), (right, left)):
+            if isinstance(whole, Sized) and isinstance(times, int) and len(whole) * times > _LONGEST_PRODUCT:
+                raise SecurityError(f"a text or list repeated {times} times is too long")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     extensions = [_GenerationBlocks, jinja2.ext.loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)

@@ -13,6 +13,7 @@ COMMANDS = {
     "serve": "serve a model: OpenAI-compatible endpoint, replicas, warm-prefix routing",
     "config": "print the Serve config that serves a model, for KubeRay and serve deploy",
     "deploy": "serve a model on a running Ray cluster",
+    "keys": "make, list and revoke API keys in a file that a server reads",
     "chat": "chat with a running endpoint",
     "complete": "complete a prompt on a running endpoint",
     "status": "show the models, replicas and load of a running endpoint",

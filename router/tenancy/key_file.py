@@ -81,8 +81,10 @@ class TenantEntry(_Entry):
 class KeyFile(_Entry):
     """The whole file."""
 
-    keys: list[KeyEntry] = Field(default_factory=list[KeyEntry])
-    tenants: dict[str, TenantEntry] = Field(default_factory=dict[str, TenantEntry])
+    keys: Annotated[list[KeyEntry], BeforeValidator(lambda given: given or [])] = Field(default_factory=list[KeyEntry])
+    tenants: Annotated[dict[str, TenantEntry], BeforeValidator(lambda given: given or {})] = Field(
+        default_factory=dict[str, TenantEntry]
+    )
 
     def ring(self) -> KeyRing:
         """The keys that are not disabled."""

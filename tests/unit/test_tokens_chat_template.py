@@ -110,3 +110,39 @@ def test_a_broken_template_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError) as caught:
         render("{% for %}")
     assert caught.value.param == "--chat-template"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * [1] }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ ' ' * width }}",
+        "{% include '/etc/passwd' %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_what_a_template_must_not_do_is_refused_at_once(source):
+    """Templates come with models, and their variables from clients: neither reaches Python, files or all memory."""
+    template = ChatTemplate(source, {}, now=datetime.now)
+    with pytest.raises(InvalidRequestError) as caught:
+        template.render([{"role": "user", "content": "x"}], variables={"width": 10**12})
+    assert caught.value.param == "messages"
+
+
+def test_what_clients_write_is_never_a_template():
+    template = ChatTemplate("{{ messages[0].content }}{{ extra }}", {}, now=datetime.now)
+    text = template.render([{"role": "user", "content": "{{ 7 * 7 }}"}], variables={"extra": "{% raw %}"})
+    assert text == "{{ 7 * 7 }}{% raw %}"
+
+
+def test_products_of_a_sane_size_are_made():
+    template = ChatTemplate("{{ '=' * 20 }}{{ 3 * 4 }}{{ 2.5 * 2 }}", {}, now=datetime.now)
+    assert template.render([{"role": "user", "content": "x"}]) == "=" * 20 + "12" + "5.0"
