@@ -1,4 +1,4 @@
-"""The short storm: what ``make chaos`` does for half an hour, in two minutes."""
+"""The short storm: what ``make chaos`` does for half an hour, in a minute and a half, without losing hosts."""
 
 import json
 import subprocess
@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.skipif(why_no_site() is not None, reason=str(why_no_site())),
 ]
 
-FLAGS = ["--minutes", "1.7", "--seed", "11", "--every", "11", "--clients", "5", "--pool", "48"]
+FAULTS = "rank killed,rank stopped,replica killed,ingress killed,controller,Redis killed,Redis's link,link lossy,disk"
+FLAGS = ["--minutes", "1.5", "--seed", "11", "--every", "10", "--clients", "5", "--pool", "48", "--faults", FAULTS]
 
 
 def test_a_storm_loses_no_stream_changes_no_token_and_leaves_nothing_behind(tmp_path: Path):
