@@ -21,6 +21,8 @@ APP_NAME = "warmroot"
 INGRESS_DEPLOYMENT = "Ingress"
 REPLICA_DEPLOYMENT = "Replica"
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
+HEALTH_CHECKS = {"health_check_period_s": 1, "health_check_timeout_s": 10}
+"""An actor that has ended is replaced once a check finds out; one that hangs, after three that were not answered."""
 
 
 def build_app(args: dict) -> serve.Application:  # Serve looks whether the annotation is a class of its own
@@ -53,6 +55,7 @@ def application(
         num_replicas=first.server.num_ingress,
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
+        **HEALTH_CHECKS,
         graceful_shutdown_timeout_s=first.limits.shutdown_grace,
     )
     models = [config for at, config in enumerate(configs) if all(config.model != c.model for c in configs[:at])]
@@ -91,7 +94,7 @@ def _replicas(name: str, config: WarmrootConfig) -> serve.Deployment:
             "request_router_class": REQUEST_ROUTER,
             "request_router_kwargs": {"policy": config.routing.routing_policy},
         },
-        health_check_period_s=1,  # a replica that has ended is replaced once a check finds out
+        **HEALTH_CHECKS,
         # Serve waits for plain handles only; what is left of the grace is for the requests of the ingress.
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=config.limits.shutdown_grace,
