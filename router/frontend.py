@@ -18,7 +18,7 @@ from .choice import ChoiceWriter, run_choice
 from .generator import TokenGenerator
 from .merge import merge
 from .output import OutputCollector, OutputDelta, RequestOutput
-from .request_checks import check_params, engine_params, packed_prompt
+from .request_checks import check_params, check_priority, engine_params, packed_prompt
 from .stop import StopStrings
 from .tokenizer import Tokenizer
 
@@ -147,6 +147,7 @@ class Frontend:
     def _run(self, prompt: list[int], params: SamplingParams, options: "_Options") -> AsyncGenerator[OutputDelta, None]:
         packed = packed_prompt(prompt, self.vocab_size)
         check_params(params, self.vocab_size)
+        check_priority(options.priority)
         seed = self._new_seed() if params.seed is None else params.seed
         single = engine_params(params, self.tokenizer, len(prompt), self.max_model_len, seed)
         stops = StopStrings(params.stop) if params.stop else None

@@ -10,6 +10,7 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.hashing import pack_tokens
 from .tokenizer import Tokenizer
 
+MOST_PRIORITY = 2**31 - 1
 _UNSIGNED = np.dtype("<u4")
 """A negative id is a very large one."""
 
@@ -35,6 +36,12 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     _check_ids(params.logit_bias, vocab_size, "logit_bias")
     _check_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
     _check_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+
+
+def check_priority(priority: int) -> None:
+    """Raises InvalidRequestError for one that no queue orders by and no wire carries."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise InvalidRequestError(f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}", param="priority")
 
 
 def engine_params(

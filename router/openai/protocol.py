@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import MAX_LOGPROBS, SamplingParams
-
-MOST_PRIORITY = 2**31 - 1
+from ..request_checks import MOST_PRIORITY
 
 
 class RequestBody(BaseModel):

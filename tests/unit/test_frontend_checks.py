@@ -43,6 +43,15 @@ def test_refused_at_once(prompt: list[int], params: dict[str, Any], param: str, 
     assert generator.requests == []
 
 
+@pytest.mark.parametrize("priority", [2**31, -(2**31), 2**64, -(10**30)])
+def test_a_priority_that_no_wire_carries_is_refused(priority: int) -> None:
+    frontend, generator = make()
+    with pytest.raises(InvalidRequestError, match="between -2147483647 and 2147483647") as caught:
+        frontend.stream([1], SamplingParams(), priority=priority)
+    assert caught.value.param == "priority"
+    assert generator.requests == []
+
+
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "words"),
     [
