@@ -19,6 +19,8 @@ from .policy.base import RoutingRequest
 from .promises import Promises, key_of
 from .waiting_line import Claim, WaitingLine
 
+REFUSALS = ("full", "pushed_out", "deadline", "expired")
+"""Why a request gets no replica."""
 _LEAST_WAIT_S = 0.1
 _FREE = 0.5
 """Share of the queue up to which anybody gets in: promised places must not leave replicas without work."""

@@ -219,6 +219,10 @@ class RoutingCore:
             predicted_hit_tokens=self._predicted,
             actual_hit_tokens=self._actual,
             best_hit_tokens=self._best,
+            waiting=len(self._line),
+            waiting_tokens=self._line.tokens(),
+            refused=dict(self.admission.refused),
+            promises=self.admission.promises.counts(),
         )
 
     def choose(self, request: RoutingRequest) -> tuple[Candidates, Ranking]:

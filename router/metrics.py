@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .admission import REFUSALS
 from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus
 from .output import OutputDelta
+from .promises import OUTCOMES
 
 LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -139,6 +141,7 @@ class ClusterCollector(Collector):
         yield _ready_replicas(replicas)
         yield from _speculation(replicas)
         yield from self._routing()
+        yield from self._queue()
         yield from self._store()
 
     def _routing(self) -> Iterable[Metric]:
@@ -167,6 +170,25 @@ class ClusterCollector(Collector):
         yield CounterMetricFamily(
             "warmroot:recomputed_tokens", "Tokens computed once more as requests moved", value=stats.recomputed_tokens
         )
+
+    def _queue(self) -> Iterable[Metric]:
+        stats = self._cluster.routing()
+        yield GaugeMetricFamily("warmroot:queued_requests", "Requests that wait in the router", value=stats.waiting)
+        yield GaugeMetricFamily(
+            "warmroot:queued_tokens", "Prompt tokens to compute that wait in the router", value=stats.waiting_tokens
+        )
+        refused = CounterMetricFamily(
+            "warmroot:refused_requests", "Requests not served for want of room or time", labels=("reason",)
+        )
+        for reason in REFUSALS:
+            refused.add_metric((reason,), stats.refused.get(reason, 0))
+        yield refused
+        promises = CounterMetricFamily(
+            "warmroot:retry_promises", "Places promised by Retry-After, by what became of them", labels=("outcome",)
+        )
+        for outcome in OUTCOMES:
+            promises.add_metric((outcome,), stats.promises.get(outcome, 0))
+        yield promises
 
     def _store(self) -> Iterable[Metric]:
         status = self._cluster.store()

@@ -13,6 +13,7 @@ from .policy.base import RoutingRequest
 from .waiting_line import Claim
 
 MAX_PROMISES = 4096
+OUTCOMES = ("kept", "broken", "expired")
 _EARLY = 0.05
 """Share of the wait that a client may come too early, and"""
 _EARLY_S = 0.05
@@ -56,6 +57,10 @@ class Promises:
 
     def __len__(self) -> int:
         return len(self._promises)
+
+    def counts(self) -> dict[str, int]:
+        """What became of them."""
+        return {"kept": self.kept, "broken": self.broken, "expired": self.expired}
 
     def make(self, key: bytes, claim: Claim, wait_s: float, now: float) -> None:
         """Keep a place for who comes back in ``wait_s`` seconds."""

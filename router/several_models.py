@@ -31,6 +31,10 @@ class SeveralModels:
             warm_ups=sum(one.warm_ups for one in stats),
             migrations=sum((Counter(one.migrations) for one in stats), Counter[str]()),
             recomputed_tokens=sum(one.recomputed_tokens for one in stats),
+            waiting=sum(one.waiting for one in stats),
+            waiting_tokens=sum(one.waiting_tokens for one in stats),
+            refused=sum((Counter(one.refused) for one in stats), Counter[str]()),
+            promises=sum((Counter(one.promises) for one in stats), Counter[str]()),
         )
 
     def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:

@@ -19,6 +19,14 @@ class RequestFailedError(ServerError):
     code = "bench_request_failed"
 
 
+class RequestRefusedError(RequestFailedError):
+    """429: there is room after ``retry_after_s``."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A request as its client saw it."""
@@ -70,10 +78,11 @@ class _Connection(asyncio.Protocol):
 class LoadClient:
     """Sends jobs to one endpoint and measures them. Connections are reused; close it at the end."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, api_key: str = "") -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._path, self._model = f"{parts.path.rstrip('/')}/v1/completions", model
+        self._authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._idle: deque[_Connection] = deque()
 
     async def closed_loop(self, jobs: Sequence[Job], concurrency: int) -> list[Served]:
@@ -84,7 +93,7 @@ class LoadClient:
 
         async def stream() -> None:
             for index, job in waiting:
-                served[index] = await self._one(job, began)
+                served[index] = await self.one(job, began)
 
         await asyncio.gather(*(stream() for _ in range(concurrency)))
         return [served[index] for index in range(len(jobs))]
@@ -95,7 +104,7 @@ class LoadClient:
 
         async def later(job: Job, moment: float) -> Served:
             await asyncio.sleep(began + moment - time.perf_counter())
-            return await self._one(job, began)
+            return await self.one(job, began)
 
         return await asyncio.gather(*map(later, jobs, arrivals))
 
@@ -104,13 +113,18 @@ class LoadClient:
         while self._idle:
             self._idle.pop().close()
 
-    async def _one(self, job: Job, began: float) -> Served:
+    async def one(self, job: Job, began: float) -> Served:
+        """Send a job now; times are seconds since ``began``. Raises RequestRefusedError, RequestFailedError."""
         request = self._request(job)
         while self._idle and not self._idle[-1].is_open:  # the proxy closes what was idle for long
             self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._connect()
         start = time.perf_counter()
         response, moments = await connection.ask(request)
+        if response.status == 429:
+            self._idle.append(connection)
+            told_s = float(response.headers.get("retry-after-ms", "nan")) / 1e3
+            raise RequestRefusedError(response.body[:500].decode(errors="replace"), told_s)
         if response.status != 200 or not moments:
             raise RequestFailedError(f"status {response.status}: {response.body[:500].decode(errors='replace')}")
         self._idle.append(connection)
@@ -141,6 +155,6 @@ class LoadClient:
         ).encode()
         head = (
             f"POST {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{self._authorization}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|speculative|parallel``."""
+"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|speculative|parallel|overload``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,6 +16,7 @@ BENCHES = {
     "weights": "forms of the weights: bytes, load time, speed and quality",
     "speculative": "every way to draft beside none, for one stream and for many",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
+    "overload": "up to three times what the cluster can do: goodput, refusals, Retry-After, tenants",
 }
 
 

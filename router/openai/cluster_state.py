@@ -46,6 +46,16 @@ class RoutingStats:
     """
     recomputed_tokens: int = 0
     """Tokens of moved requests that were computed once more."""
+    waiting: int = 0
+    """Requests that wait in the router now."""
+    waiting_tokens: int = 0
+    """Prompt tokens that they want computed."""
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Reason to requests that were not served for want of room or time: ``full``, ``pushed_out``, ``deadline``,
+    ``expired``.
+    """
+    promises: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What became of the places promised by ``Retry-After``: ``kept``, ``broken``, ``expired``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
