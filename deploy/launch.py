@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ray import serve as ray_serve
 from ray.exceptions import RayError
@@ -94,7 +94,8 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
 
 def serve(config: WarmrootConfig) -> int:
     """Run until interrupted: what ``warmroot serve`` does. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops it as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     console = Console(stderr=True)
     handle = run(config)
     code = 0
@@ -109,6 +110,13 @@ def serve(config: WarmrootConfig) -> int:
             handle.close()
             shutdown(config.limits.shutdown_grace + MARGIN_S)
     return code
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """SIGTERM stops a server as Ctrl-C does, once: what comes after it finds the server ending already."""
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _wait_for_the_end_of_ray(console: Console) -> None:

@@ -44,7 +44,8 @@ class Summarizer:
 
 
 async def main() -> None:
-    ray.init(address="auto", log_to_driver=False)
+    # Joins the server's Ray, which listens on loopback only: ray.init would look for it at the machine's address.
+    warmroot.connect().close()
     summarizer = Summarizer.remote()
     summaries = await asyncio.gather(*[summarizer.summarize.remote(review) for review in REVIEWS])
     for review, summary in zip(REVIEWS, summaries, strict=True):

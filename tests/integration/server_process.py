@@ -31,7 +31,7 @@ class ServerProcess:
             self.process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
 
     def wait_ready(self, verify: object = True) -> "ServerProcess":
-        """Until it answers."""
+        """Until it answers, and has said so."""
 
         def answers() -> bool:
             assert self.process.poll() is None, self.log.read_text()
@@ -40,6 +40,7 @@ class ServerProcess:
             return False
 
         wait_until(answers, 120, self.log.read_text)
+        wait_until(lambda: "is served at" in self.log.read_text(), 30, self.log.read_text)
         self.look()
         return self
 

@@ -6,6 +6,7 @@ import signal
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -145,7 +146,10 @@ def attempt(server: ServerProcess) -> int:
 
 def read(server: ServerProcess, tokens: list[str]) -> None:
     body = {"model": "smollm2", "prompt": "Tell", "max_tokens": 300, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
+    with (
+        suppress(httpx.TransportError),
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as response,
+    ):
         tokens.extend(line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
 
 
