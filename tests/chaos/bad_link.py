@@ -13,6 +13,7 @@ import select
 import struct
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 _TUNSETIFF = 0x400454CA
@@ -74,7 +75,8 @@ class Forwarder:
         now = time.monotonic()
         while self._under_way and self._under_way[0][0] <= now:
             _, _, end, frame = heapq.heappop(self._under_way)
-            os.write(end, frame)
+            with suppress(OSError):  # the other end is not plugged in
+                os.write(end, frame)
 
 
 def open_tap(name: str) -> int:

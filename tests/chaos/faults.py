@@ -66,17 +66,34 @@ def kill_leader(site: Site, draw: random.Random) -> Strike | None:
     return Strike(victim.name)
 
 
-def cut(site: Site, draw: random.Random, *, of_store: bool) -> Strike:
+def cut(site: Site, draw: random.Random, *, of_store: bool) -> Strike | None:
     """Nothing passes."""
-    host = _host(site, draw, of_store)
-    site.lan.cut(host)
-    return Strike(f"link of {host.name}", partial(site.lan.mend, host))
+
+    def strike(host: Host) -> Heal:
+        site.lan.cut(host)
+        return partial(site.lan.mend, host)
+
+    return _hit_link(site, draw, of_store, strike)
 
 
-def worsen(site: Site, draw: random.Random, *, of_store: bool, cable: Cable) -> Strike:
+def worsen(site: Site, draw: random.Random, *, of_store: bool, cable: Cable) -> Strike | None:
     """Frames come late or not at all."""
-    host = _host(site, draw, of_store)
-    return Strike(f"link of {host.name}", BadLink(site.lan, host, cable, draw).mend)
+    return _hit_link(site, draw, of_store, lambda host: BadLink(site.lan, host, cable, draw).mend)
+
+
+def _hit_link(site: Site, draw: random.Random, of_store: bool, strike: Callable[[Host], Heal]) -> Strike | None:
+    """A link that is bad already is no victim."""
+    host = site.store if of_store else draw.choice(site.workers)
+    if host.name in site.hit_links:
+        return None
+    site.hit_links.add(host.name)
+    mend = strike(host)
+
+    def heal() -> None:
+        mend()
+        site.hit_links.discard(host.name)
+
+    return Strike(f"link of {host.name}", heal)
 
 
 def fill(site: Site, draw: random.Random, *, what: str) -> Strike:
@@ -89,10 +106,6 @@ def pick(found: list[Found], draw: random.Random) -> Found | None:
     """A victim, by one draw however many there are."""
     place = draw.random()
     return found[int(place * len(found))] if found else None
-
-
-def _host(site: Site, draw: random.Random, of_store: bool) -> Host:
-    return site.store if of_store else draw.choice(site.workers)
 
 
 FAULTS = (

@@ -115,6 +115,8 @@ class Site:
         self.size = size
         self.head, *self.workers, self.store = lan.hosts
         self.urls = [f"http://{host.address}:{PORT}" for host in self.workers]
+        self.hit_links: set[str] = set()
+        """Names of hosts whose link is bad now."""
         self.headers = {"authorization": f"Bearer {ADMIN_KEY}"}
 
     def find(self, *roles: str) -> list[Found]:

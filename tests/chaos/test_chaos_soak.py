@@ -52,3 +52,11 @@ def test_slower_answers_and_lost_requests_are_problems():
     _, problems = judged(samples)
     assert problems[0] == "lost: 2 requests before 1800 s"
     assert problems[1].startswith("latency: answered_in_s is 1.")
+
+
+def test_redis_may_fill_to_its_bound_and_no_further():
+    samples = [replace(one, redis_bytes=10**6 * (1 + n)) for n, one in enumerate(steady())]
+    assert judged(samples)[1] == []
+    assert judged([replace(one, redis_bytes=10**8) for one in samples])[1] == [
+        "memory: Redis holds 100000000 bytes, more than 83886080"
+    ]
