@@ -56,16 +56,17 @@ class ClusterClient:
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
         card = await _card(bus, model, token, timeout_s)
-        membership = Membership(bus, card.token, model=card.model)
+        limits = TimeLimits(**card.limits)
+        membership = Membership(bus, card.token, model=card.model, limits=limits)
         queue = queue_limits(card)
         late = LateBinding(backlog_s=card.late_binding_backlog, needs_slot=queue.max_wait_s < inf)
-        limits = TimeLimits(**card.limits)
         dispatcher = Dispatcher(
             membership,
             make_policy(card.routing_policy),
             late=late,
             queue=queue,
             wait_s=limits.no_replica_timeout,
+            max_losses=card.max_replica_losses,
         )
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)

@@ -128,6 +128,7 @@ class EngineHost:
             token=token,
             routing_policy=self.config.routing.routing_policy,
             late_binding_backlog=self.config.routing.late_binding_backlog,
+            max_replica_losses=self.config.routing.max_replica_losses,
             seed=model.seed,
             limits=self.config.limits.model_dump(),
             overload=self.config.overload.model_dump(exclude_none=True),

@@ -185,6 +185,8 @@ class RoutingConfig(Section):
     """warm_prefix weighs the cached prefix against the load; the others are for comparison."""
     late_binding_backlog: float = Field(0.4, ge=0)
     """Seconds of prefill in front of a request above which it waits in the router for the replica to become free."""
+    max_replica_losses: int = Field(3, ge=1)
+    """A request that was running on so many replicas as they were lost may be the cause: it fails, and ends there."""
     record_trace: str | None = None
     """File to which the ingress appends arrivals, lengths and hashed prefixes, for warmroot simulate. No text."""
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 async def within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
     """What ``work`` returns or raises; asyncio.TimeoutError, and its end, after ``timeout_s``.
 
-    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the work is done: who was to stop goes on.
+    ``asyncio.wait_for`` before Python 3.12 loses a cancellation that comes as the work ends: who was to stop goes on.
     """
     task = asyncio.ensure_future(work)
     try:

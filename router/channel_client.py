@@ -7,15 +7,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from ..cluster.errors import EngineError, ReplicaLostError, ReplicaUnavailableError, WarmrootError
+from ..cluster.errors import (
+    DeadlineExceededError,
+    EngineError,
+    ReplicaLostError,
+    ReplicaUnavailableError,
+    WarmrootError,
+)
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.time_limits import TimeLimits
 from ..cluster.within import within
 from . import wire
 from .silence import PING_S, Silence
 from .wire import WireError
 
-CONNECT_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 
@@ -25,8 +31,12 @@ logger = logging.getLogger(__name__)
 class DeltaStream:
     """Deltas of one request, in order: an async iterator. ``close`` before the last one aborts the request."""
 
-    def __init__(self, request_id: RequestId, abort: Callable[[RequestId], None]) -> None:
+    def __init__(self, request_id: RequestId, abort: Callable[[RequestId], None], age_s: float = 0.0) -> None:
+        """``age_s``: how long its first token has been waited for already."""
         self.request_id = request_id
+        self._clock = asyncio.get_running_loop().time
+        self._has_begun = False
+        self._heard = self._clock() - age_s
         self._abort = abort
         self._deltas: deque[TokenDelta] = deque()
         self._error: WarmrootError | None = None
@@ -38,7 +48,7 @@ class DeltaStream:
 
     async def __anext__(self) -> TokenDelta:
         """The next delta. Raises ReplicaLostError when the replica was lost or stops before the last one, EngineError
-        when the request itself failed.
+        when the request itself failed, DeadlineExceededError when it took longer than it may.
         """
         while not self._deltas:
             if self._error is not None:
@@ -52,6 +62,7 @@ class DeltaStream:
     def put(self, delta: TokenDelta) -> None:
         """A delta came."""
         if not self._ended:
+            self._has_begun, self._heard = True, self._clock()
             self._deltas.append(delta)
             self._ended = delta.finish_reason is not None
             self._wake()
@@ -61,6 +72,14 @@ class DeltaStream:
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()
+
+    def check(self, limits: TimeLimits) -> None:
+        """End it if nothing has come for too long."""
+        limit_s = limits.idle_stream_timeout if self._has_begun else limits.first_token_timeout
+        if limit_s and self._clock() - self._heard > limit_s and not self._ended:
+            what = "next" if self._has_begun else "first"
+            self._abort(self.request_id)
+            self.fail(DeadlineExceededError(f"no {what} token within {limit_s:g} s"))
 
     def close(self) -> None:
         """The consumer is through with it."""
@@ -85,13 +104,13 @@ class ChannelClient:
         token: str,
         on_change: Callable[[], None] = lambda: None,
         *,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        limits: TimeLimits | None = None,
     ) -> None:
         self.info = info
         self.on_change = on_change
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
         self._token = token
-        self._connect_timeout_s = connect_timeout_s
+        self.limits = limits or TimeLimits.model_validate({})
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -138,9 +157,9 @@ class ChannelClient:
         host, _, port = self.info.address.rpartition(":")
         loop = asyncio.get_running_loop()
         open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port))
-        _, connection = await within(self._connect_timeout_s, open_connection)
+        _, connection = await within(self.limits.connect_timeout, open_connection)
         try:
-            ack = await within(self._connect_timeout_s, connection.greet(self._token))
+            ack = await within(self.limits.connect_timeout, connection.greet(self._token))
             if (ack.info.replica, ack.info.epoch) != (self.info.replica, self.info.epoch):
                 raise WireError(f"{self.info.address} is now {ack.info.replica} of epoch {ack.info.epoch}")
             self.load, self._connection = ack.load, connection
@@ -219,11 +238,15 @@ class _Connection(asyncio.Protocol):
                 self.cut()
             self._send(wire.Ping())
             self._silence.asked()
+            for stream in list(self._streams.values()):
+                stream.check(self._client.limits)
 
     async def submit(self, request: GenerateRequest) -> DeltaStream:
         request_id = request.request_id
         frame = wire.encode(wire.Submit(request))
-        self._streams[request_id] = stream = DeltaStream(request_id, self._abort)
+        self._streams[request_id] = stream = DeltaStream(
+            request_id, self._abort, 0.0 if request.output_token_ids else request.age
+        )
         self._answers[request_id] = answer = asyncio.get_running_loop().create_future()
         self._transport.write(frame)
         try:

@@ -215,7 +215,9 @@ class Dispatcher:
 
     async def _submit(self, question: RoutingRequest, *, moved: bool) -> Ticket:
         """A ticket that is bound to a replica."""
-        ready = await self._membership.wait_ready(self._wait_s)
+        ready = await self._membership.wait_ready(min(self._wait_s, question.deadline - self._clock()))
+        if not ready and self._clock() >= question.deadline:
+            raise DeadlineExceededError("the request's deadline passed while no replica was ready")
         if not ready:
             raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
         self._sync(ready)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..cluster.ids import ReplicaId
 from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
+from ..cluster.time_limits import TimeLimits
 from ..cluster.within import within
 from ..kv_store.bus import BusReader
 from ..kv_store.index import PrefixIndex
@@ -103,12 +104,13 @@ class Membership:
         connect: Connect | None = None,
         clock: Callable[[], float] = time.monotonic,
         model: str | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
-        """``model``: only its replicas are members; None: all are."""
+        """``model``: only its replicas are members; None: all are. ``limits`` are those of the channels."""
         self.index = index or PrefixIndex()
         self._bus = bus
         self.follower = BusFollower(bus, self.index, self._update, clock, model)
-        self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change))
+        self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change, limits=limits))
         self._members: dict[ReplicaId, Member] = {}
         self._ready: Sequence[Member] | None = None
         self._kinds = Kinds()

@@ -5,14 +5,17 @@ from dataclasses import replace
 import pytest
 
 from warmroot.cluster.errors import (
+    DeadlineExceededError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    ReplicaLostError,
     ReplicaUnavailableError,
 )
 from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
 from warmroot.cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from warmroot.cluster.sampling_params import SamplingParams
+from warmroot.cluster.time_limits import TimeLimits
 from warmroot.router import channel_client, channel_server, silence, wire
 from warmroot.router.channel_client import ChannelClient
 from warmroot.router.channel_server import ChannelServer
@@ -299,6 +302,82 @@ async def test_a_client_notices_a_silent_replica(monkeypatch):
     await until(lambda: changes[:2] == [True, False])
     await client.close()
     listener.close()
+
+
+async def test_an_ingress_that_asks_nothing_any_more_is_given_up(server, service, monkeypatch):
+    monkeypatch.setattr(channel_server, "PING_S", 0.02)
+    monkeypatch.setattr(silence, "MOST_S", 0.1)
+    again = ChannelServer(service, TOKEN)
+    host, port = (await again.start("127.0.0.1")).split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(HELLO + wire.encode(wire.Submit(request())))
+    await until(lambda: service.submitted)
+    await until(lambda: service.aborted == ["r"])
+    writer.close()
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    ("finish", "error", "reason"),
+    [
+        (FinishReason.ERROR, EngineError, None),
+        (FinishReason.LOST, ReplicaLostError, "engine"),
+        (FinishReason.HANDED_BACK, ReplicaLostError, "draining"),
+    ],
+)
+async def test_why_a_stream_ends_early_tells_whether_another_replica_can_do_it(server, connect, finish, error, reason):
+    client = await connect()
+    stream = await client.submit(request())
+    server.push([delta("r", 0), replace(delta("r", 1, finish), token_ids=[], error="broken")])
+    assert (await anext(stream)).index == 0
+    with pytest.raises(error) as caught:
+        await anext(stream)
+    assert getattr(caught.value, "reason", None) == reason
+    assert client.draining == (finish is FinishReason.LOST)
+
+
+async def test_a_draining_replica_finishes_what_it_has(server, service, connect):
+    client = await connect()
+    stream, other = await client.submit(request("r")), await client.submit(request("o"))
+    server.drain()
+    await until(lambda: client.draining)
+    with pytest.raises(ReplicaUnavailableError, match="a is about to stop"):
+        await client.submit(request("new"))
+    server.hand_back([RequestId("o")])
+    server.push([delta("r", 0, FinishReason.STOP), delta("o", 0)])
+    assert [d.index async for d in stream] == [0]
+    with pytest.raises(ReplicaLostError, match="about to stop"):
+        await anext(other)
+    assert (service.aborted, client.connected, server.owners) == (["o"], True, {})
+
+
+async def test_what_was_sent_before_the_channel_is_closed_arrives(server, connect):
+    client = await connect()
+    stream = await client.submit(request())
+    big = replace(delta("r"), token_ids=list(range(1_000_000)))
+    server.push([big, delta("r", 1_000_000, FinishReason.STOP)])
+    await asyncio.gather(server.close(), until(lambda: not client.connected))
+    assert [len(d.token_ids) async for d in stream] == [1_000_000, 1]
+
+
+@pytest.mark.parametrize(("begun", "word"), [(False, "no first token within 0.05 s"), (True, "no next token")])
+async def test_a_request_may_not_take_for_ever(server, service, monkeypatch, begun, word):
+    monkeypatch.setattr(channel_client, "PING_S", 0.02)
+    limits = TimeLimits(queue_timeout=0.0, first_token_timeout=0.05, idle_stream_timeout=0.05)
+    client = ChannelClient(service.info, TOKEN, limits=limits)
+    client.start()
+    await until(lambda: client.connected)
+    stream = await client.submit(request())
+    if begun:
+        server.push([delta("r")])
+        await anext(stream)
+    with pytest.raises(DeadlineExceededError, match=word):
+        await anext(stream)
+    await until(lambda: service.aborted == ["r"])
+    resumed = replace(request("r~1"), output_token_ids=[3], age=1000.0)
+    await client.submit(resumed)
+    assert client.connected
+    await client.close()
 
 
 async def test_an_ingress_that_does_not_read_is_cut_off(server, service, monkeypatch):

@@ -1,6 +1,7 @@
 """Requests outlive their replicas: over real sockets, with engines whose every token is known."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from engine_harness import expected_output
 from migration_harness import VOCAB, MigratingCluster, check_whole, ends_with, request, scripted_engine
 
 from warmroot.actors.draining import drain
-from warmroot.cluster.errors import OverloadedError, PoisonRequestError, ReplicaUnavailableError
+from warmroot.cluster.errors import DeadlineExceededError, OverloadedError, PoisonRequestError, ReplicaUnavailableError
 from warmroot.cluster.messages import FinishReason
 from warmroot.kv_store.hashing import pack_tokens
 from warmroot.router import channel_client, channel_server, silence
@@ -113,6 +114,15 @@ async def test_it_waits_for_a_replica_and_not_for_ever():
         cluster.replicas["a"].kill()
         error = await ends_with(cluster_rest(stream))
         assert isinstance(error, ReplicaUnavailableError) and "waited 0.1 s" in error.message
+
+
+async def test_it_does_not_wait_beyond_its_deadline():
+    async with MigratingCluster("a", wait_s=20.0) as cluster:
+        stream = cluster.dispatcher.generate(replace(request(max_tokens=500), deadline=time.time() + 0.2))
+        await anext(stream)
+        cluster.replicas["a"].kill()
+        error = await ends_with(cluster_rest(stream))
+        assert isinstance(error, DeadlineExceededError) and "no replica was ready" in error.message
 
 
 async def cluster_rest(stream):
