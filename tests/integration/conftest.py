@@ -19,6 +19,7 @@ KEYS = {
     "max_num_seqs": 32,
     "max_model_len": 1024,
     "max_body_bytes": 256 * 1024,
+    "shutdown_grace": 2.0,
 }
 
 
