@@ -16,10 +16,8 @@ from ..actors.replica import Replica
 from ..cluster.application_args import read_models
 from ..cluster.config import ModelConfig, WarmrootConfig
 from ..cluster.errors import ConfigError
+from .serve_config import APP_NAME, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
 
-APP_NAME = "warmroot"
-INGRESS_DEPLOYMENT = "Ingress"
-REPLICA_DEPLOYMENT = "Replica"
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
 HEALTH_CHECKS = {"health_check_period_s": 1, "health_check_timeout_s": 10}
 """An actor that has ended is replaced once a check finds out; one that hangs, after three that were not answered."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..cluster.errors import ConfigError, ReplicaUnavailableError
 from ..cluster.messages import StartupNote
-from .app import REPLICA_DEPLOYMENT
+from .serve_config import REPLICA_DEPLOYMENT
 from .startup_display import StartupDisplay
 
 POLL_S = 0.5
@@ -30,7 +30,8 @@ def submit(config: dict[str, Any], address: str, *, waits: bool = True, console:
     client = _client(address)
     [application] = config["applications"]
     name, console = application["name"], console or Console(stderr=True)
-    display = StartupDisplay(console, application["args"].get("num_replicas", 1))
+    replicas = (one for one in application["deployments"] if one["name"].startswith(REPLICA_DEPLOYMENT))
+    display = StartupDisplay(console, sum(one["num_replicas"] for one in replicas))
     with display:
         display.stage(f"deploying {name} at {address}")
         before = client.get_serve_details()

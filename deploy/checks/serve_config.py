@@ -22,8 +22,8 @@ from ...actors.placement import could_fit
 from ...cluster.application_args import read_models
 from ...cluster.config import WarmrootConfig
 from ...cluster.errors import ConfigError
-from ..app import INGRESS_DEPLOYMENT, gang_bundles, replica_deployments
-from ..serve_config import IMPORT_PATH
+from ..app import gang_bundles, replica_deployments
+from ..serve_config import IMPORT_PATH, INGRESS_DEPLOYMENT
 from .pods import groups
 from .tools import Manifest
 

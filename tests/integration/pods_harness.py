@@ -39,6 +39,11 @@ class Pods:
         return self.by_group["head"]
 
     @property
+    def redis(self) -> str:
+        """host:port of the metadata's."""
+        return f"{self.head.address}:{REDIS_PORT}"
+
+    @property
     def dashboard(self) -> str:
         return f"http://{self.head.address}:{DASHBOARD_PORT}"
 

@@ -14,6 +14,7 @@ import yaml
 
 from warmroot.deploy.checks.tools import EXAMPLES, Manifest, Tools, render
 
+from .cluster_harness import wait_until
 from .hosts_harness import why_no_hosts
 from .pods_harness import API_KEY, RAY_TOKEN, Pods, pods_of
 
@@ -34,16 +35,26 @@ SECRETS = {
 }
 
 
+def service(folder: Path, redis: str, **keys: Any) -> Manifest:
+    """The example's RayService, with ``keys`` of its values replaced."""
+    values = folder / "values.yaml"
+    given: dict[str, Any] = yaml.safe_load((EXAMPLES / "cpu.yaml").read_text()) | SECRETS | keys
+    given["metadataStore"]["url"] = f"redis://{redis}"
+    values.write_text(yaml.safe_dump(given))
+    return next(one for one in render(Tools(), "helm4", values) if one["kind"] == "RayService")
+
+
+def serve_config(made: Manifest) -> Any:
+    return yaml.safe_load(made["spec"]["serveConfigV2"])
+
+
+def replicas(application: dict[str, Any]) -> set[str]:
+    return {one["replica_id"] for one in application["deployments"]["Replica"]["replicas"]}
+
+
 @pytest.fixture(scope="module")
 def pods(tmp_path_factory) -> Iterator[Pods]:
-    def service(redis: str) -> Manifest:
-        values = tmp_path_factory.mktemp("values") / "values.yaml"
-        keys: dict[str, Any] = yaml.safe_load((EXAMPLES / "cpu.yaml").read_text()) | SECRETS
-        keys["metadataStore"]["url"] = f"redis://{redis}"
-        values.write_text(yaml.safe_dump(keys))
-        return next(one for one in render(Tools(), "helm4", values) if one["kind"] == "RayService")
-
-    with pods_of(service) as running:
+    with pods_of(lambda redis: service(tmp_path_factory.mktemp("values"), redis)) as running:
         yield running
 
 
@@ -61,13 +72,23 @@ def answer(pods: Pods, model: str) -> str:
 
 
 def test_the_rendered_serve_config_is_deployed_and_answers(pods: Pods):
-    pods.deploy(yaml.safe_load(pods.service["spec"]["serveConfigV2"]))
+    pods.deploy(serve_config(pods.service))
     deployments = pods.wait_running("warmroot")["deployments"]
     where = {
         name: {replica["node_ip"] for replica in deployment["replicas"]} for name, deployment in deployments.items()
     }
     assert where == {"Ingress": {pods.by_group["ingress"].address}, "Replica": {pods.by_group["cpu"].address}}
     assert len(deployments["Replica"]["replicas"]) == 2
+    assert "Paris" in answer(pods, "smollm2")
+
+
+def test_another_number_of_replicas_leaves_the_others_alone(pods: Pods, tmp_path: Path):
+    before = pods.applications()["warmroot"]
+    config = {"model": "smollm2", "num_replicas": 1, "threads_per_replica": 2, "device": "cpu"}
+    pods.deploy(serve_config(service(tmp_path, pods.redis, config=config)))
+    after = pods.wait_running("warmroot", before["last_deployed_time_s"])
+    wait_until(lambda: len(replicas(pods.applications()["warmroot"])) == 1, 120.0, lambda: after)
+    assert replicas(pods.applications()["warmroot"]) < replicas(before)
     assert "Paris" in answer(pods, "smollm2")
 
 
@@ -81,8 +102,8 @@ def test_keys_come_from_the_pods_environment(pods: Pods):
 
 def test_the_command_deploys_on_the_running_cluster(pods: Pods):
     before = pods.applications()["warmroot"]["last_deployed_time_s"]
-    store = yaml.safe_load(pods.service["spec"]["serveConfigV2"])["applications"][0]["args"]["metadata_store"]
-    flags = ["--served-model-name", "small", "--threads-per-replica", "2", "--device", "cpu", "--metadata-store", store]
+    flags = ["--served-model-name", "small", "--threads-per-replica", "2", "--device", "cpu"]
+    store = ["--metadata-store", f"redis://{pods.redis}"]
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RAY_TOKEN}
     command = [
         str(Path(sys.executable).with_name("warmroot")),
@@ -91,6 +112,7 @@ def test_the_command_deploys_on_the_running_cluster(pods: Pods):
         "--address",
         pods.dashboard,
         *flags,
+        *store,
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -99,14 +121,11 @@ def test_the_command_deploys_on_the_running_cluster(pods: Pods):
     assert "Paris" in answer(pods, "small")
 
 
-def test_several_models_are_served_by_one_ingress(pods: Pods):
-    config = yaml.safe_load(pods.service["spec"]["serveConfigV2"])
+def test_several_models_are_served_by_one_ingress(pods: Pods, tmp_path: Path):
     before = pods.applications()["warmroot"]["last_deployed_time_s"]
-    args = config["applications"][0]["args"]
-    del args["model"]
-    own = {"model": "smollm2", "num_replicas": 1, "threads_per_replica": 1}
-    args["models"] = [{**own, "served_model_name": name, "max_model_len": 512} for name in ("first", "second")]
-    pods.deploy(config)
+    own = {"model": "smollm2", "threads_per_replica": 1, "max_model_len": 512}
+    models = [{**own, "served_model_name": name} for name in ("first", "second")]
+    pods.deploy(serve_config(service(tmp_path, pods.redis, models=models, config={"device": "cpu"})))
     assert {"Replica-first", "Replica-second"} <= pods.wait_running("warmroot", before)["deployments"].keys()
     assert answer(pods, "first") == answer(pods, "second")
     with client(pods) as http:

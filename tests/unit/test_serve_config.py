@@ -21,7 +21,11 @@ def test_the_command_prints_what_serve_and_the_builder_read(capsys):
     assert (application["name"], application["route_prefix"]) == ("small", "/llm")
     assert config["http_options"] == {"host": "0.0.0.0", "port": 8000}
     [read] = read_models(application["args"], {})
-    assert read == WarmrootConfig.of("smollm2", num_replicas=2, root_path="/llm")
+    assert read == WarmrootConfig.of("smollm2", root_path="/llm")
+    assert application["deployments"] == [
+        {"name": "Ingress", "num_replicas": 1},
+        {"name": "Replica", "num_replicas": 2},
+    ]
 
 
 def test_the_address_of_the_endpoint_is_an_option_of_the_cluster():

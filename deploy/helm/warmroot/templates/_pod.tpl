@@ -21,6 +21,9 @@
   value: "1000"
 - name: RAY_health_check_failure_threshold
   value: "3"
+# A HAProxy that has died is started again after three checks that it fails.
+- name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
+  value: "1"
 - name: RAY_worker_niceness
   value: "0"
 - name: RAY_agent_register_timeout_ms

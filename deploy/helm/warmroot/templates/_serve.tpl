@@ -9,14 +9,18 @@ embedded
 {{- end }}
 {{- end }}
 
-{{/* Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. */}}
+{{/*
+Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. Numbers of copies stand
+beside the deployments: other arguments build the application anew, other numbers only add or remove copies.
+*/}}
 {{- define "warmroot.args" -}}
 {{- $args := deepCopy .Values.config }}
 {{- if .Values.models }}
 {{- $_ := unset $args "model" }}
 {{- $_ := set $args "models" .Values.models }}
+{{- else }}
+{{- $_ := unset $args "num_replicas" }}
 {{- end }}
-{{- $_ := set $args "num_ingress" .Values.ingress.replicas }}
 {{- $_ := set $args "metadata_store" (include "warmroot.metadataStore" .) }}
 {{- if not (hasKey $args "node_labels") }}
 {{- $_ := set $args "node_labels" (list "warmroot.io/role=replica") }}
@@ -48,4 +52,8 @@ applications:
           num_cpus: 1
           label_selector:
             warmroot.io/role: ingress
+      {{- if not .Values.models }}
+      - name: Replica
+        num_replicas: {{ default 1 .Values.config.num_replicas }}
+      {{- end }}
 {{- end }}
