@@ -12,6 +12,7 @@ from .model_spec import MlaSpec, ModelSpec, MoeSpec, RopeSpec
 MOST_EXPERTS = 2**17
 """Of all layers together: each is three tensors to look for."""
 _MAY_BE_ZERO = frozenset(("beta_slow", "bos_token_id", "shared_intermediate_size", "truncate"))
+_TEXTS = frozenset(("architecture", "activation", "scaling_type", "scoring"))
 _SIGNED = frozenset(("attention_factor", "query_scale", "routed_scaling_factor"))
 
 
@@ -46,7 +47,7 @@ def _wrong_numbers(part: ModelSpec | RopeSpec | MoeSpec | MlaSpec) -> Iterator[s
     """Sizes and factors are positive and finite."""
     for field in fields(part):
         value: Any = getattr(part, field.name)
-        if value is None or isinstance(value, (str, tuple, bool, RopeSpec, MoeSpec, MlaSpec)):
+        if value is None or field.name in _TEXTS or isinstance(value, (tuple, bool, RopeSpec, MoeSpec, MlaSpec)):
             continue
         number = isinstance(value, (int, float)) and isfinite(value) and value <= MOST
         if not number or (value < 0 and field.name not in _SIGNED) or (value == 0 and field.name not in _MAY_BE_ZERO):

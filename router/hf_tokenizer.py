@@ -40,7 +40,9 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
         raise ModelLoadError(f"{folder} has no tokenizer.json")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exceptions, and its panics are not even those
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()

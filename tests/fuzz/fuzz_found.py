@@ -77,6 +77,8 @@ FOUND: dict[str, list[bytes]] = {
         _config(num_key_value_heads=-2),
         _config(num_attention_heads=3, num_key_value_heads=2),
         _config(architectures=[[]]),
+        _config(architectures=["DeepseekV3ForCausalLM"], n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+                topk_group=1, first_k_dense_replace=0, moe_intermediate_size=16, q_lora_rank="16"),
         _config(rope_scaling=[1]),
         _config(quantization_config=[1]),
         _config(quantization_config={"quant_method": []}),
