@@ -12,7 +12,7 @@ SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", TEXT, re.MULTIL
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
 
 
-def tests_in(path: Path) -> set[str]:
+def names_of_tests(path: Path) -> set[str]:
     """Functions, and state machines as pytest sees them."""
     tree = ast.parse(path.read_text())
     functions = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
@@ -39,4 +39,4 @@ def test_there_are_tests():
 @pytest.mark.parametrize("path", sorted({path for path, _ in NAMED}))
 def test_named_tests_exist(path):
     assert (ROOT / path).is_file()
-    assert {name for where, name in NAMED if where == path} <= tests_in(ROOT / path)
+    assert {name for where, name in NAMED if where == path} <= names_of_tests(ROOT / path)
