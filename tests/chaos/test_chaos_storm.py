@@ -10,7 +10,6 @@ import pytest
 from .site import why_no_site
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.cluster,
     pytest.mark.model,
     pytest.mark.timeout(900),
