@@ -124,7 +124,7 @@ class _Tokenized(Tokenizer):
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
         super().__init__(TokenizerParts(backend, {}, _TEMPLATE))
-        self.vocab_size = 2**31 - 1
+        self.vocab_size, self.longest_token = 2**31 - 1, None  # the ids are not those of the text
         packed = load.prompts(64)
         self._prompts = [array("i", tokens).tolist() for tokens in packed]
         held = [index.match(load.root, tokens, BLOCK_SIZE) for tokens in packed]
