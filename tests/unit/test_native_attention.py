@@ -161,6 +161,25 @@ def test_results_do_not_depend_on_threads_or_neighbours(library):
         assert torch.equal(attend(backend, case, alone, metadata), together[start:end])
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_query_gives_the_same_bits_however_many_are_asked(library, window, dtype):
+    """So what is computed again as a prompt is what was computed token by token."""
+    case = Case((600,), (900,), heads=(9, 3), window=window)
+    batch, backend = make_batch(case, dtype=dtype), NativeAttention(library)
+    batch.query = batch.query.float()
+    whole = attend(backend, case, batch)
+    for begin, count in ((0, 1), (130, 1), (211, 1), (212, 4), (213, 1), (400, 5), (467, 1), (468, 100), (599, 1)):
+        part = replace(batch)
+        part.query = batch.query[begin : begin + count]
+        metadata = replace(
+            batch.metadata,
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+            seqused_k=torch.tensor([300 + begin + count], dtype=torch.int32),
+        )
+        assert torch.equal(attend(backend, case, part, metadata), whole[begin : begin + count]), (begin, count)
+
+
 def test_queries_may_be_a_view_of_a_wider_buffer(library):
     case = CASES["mixed"]
     batch, backend = make_batch(case), NativeAttention(library)

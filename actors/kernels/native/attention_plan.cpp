@@ -146,8 +146,6 @@ class Planner {
         return static_cast<int32_t>(end - blocks(a)) * block_size_;
     }
 
-    static int32_t next_run(int32_t key) { return (key / kRunKeys + 1) * kRunKeys; }
-
     void add_item(int32_t first, int32_t count, int32_t sequence, int32_t begin_key, int32_t end_key, bool split) {
         plan_.items.push_back({first, count, sequence, begin_key, end_key, split ? plan_.num_partials : -1});
         plan_.work += static_cast<int64_t>(count) * (end_key - begin_key) * plan_.num_heads;

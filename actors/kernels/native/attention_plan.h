@@ -8,9 +8,11 @@
 
 namespace wr {
 
-// Keys of a run. A short list of queries reads its context in runs that begin at multiples of this, whatever the batch
-// and the number of threads: so a run can be shared, and a row's result is always the same bits.
+// Keys of a run. A context is read in runs that begin at multiples of this and are then added up, whatever the batch, the
+// number of queries and of threads: so a run can be shared, and a row's result is always the same bits.
 constexpr int32_t kRunKeys = 256;
+
+inline int32_t next_run(int32_t key) { return (key / kRunKeys + 1) * kRunKeys; }
 
 // Rows (a query and a head are a row) that an item holds at most: their sums stay in the first caches.
 constexpr int32_t kItemRows = 48;

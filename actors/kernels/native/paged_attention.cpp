@@ -61,6 +61,31 @@ class Arena {
     int64_t used_ = 0;
 };
 
+// What a row has of some keys: the weighted sum of their values, the largest score, the sum of the weights.
+struct Seen {
+    float *sums;
+    float best;
+    float total;
+};
+
+// Adds further keys. Runs are added one after the other in this very way wherever they were computed, so that a row's
+// result is the same bits in a decode as in a prompt.
+Seen plus(const Seen &before, const Seen &more, int32_t padded_dim) {
+    if (more.best == -INFINITY) return before;
+    if (before.best == -INFINITY) {
+        std::copy(more.sums, more.sums + padded_dim, before.sums);
+        return {before.sums, more.best, more.total};
+    }
+    const float best = std::max(before.best, more.best);
+    const Vec former = exp(set1(before.best - best)), worth = exp(set1(more.best - best));
+    for (int32_t d = 0; d < padded_dim; d += Vec::kLanes) {
+        store(before.sums + d, fma(load(more.sums + d), worth, load(before.sums + d) * former));
+    }
+    float total[Vec::kLanes];
+    store(total, fma(set1(more.total), worth, set1(before.total) * former));
+    return {before.sums, best, total[0]};
+}
+
 // One item and KV head at work. Rows are ordered by query, then head, and cut into even groups of at most kRows.
 template <class Pages>
 class Worker {
@@ -85,19 +110,44 @@ class Worker {
 
     void run() {
         for (int32_t group = 0; group < num_groups_; ++group) load_queries(group);
+        for (begin_key_ = item_.begin_key; begin_key_ < item_.end_key; begin_key_ = end_key_) {
+            end_key_ = std::min(next_run(begin_key_), item_.end_key);
+            attend_run();
+            if (has_runs()) add_run();
+        }
+        for (int32_t row = 0; row < num_rows_; ++row) finish(row, has_runs() ? whole_[row] : seen(row));
+    }
+
+  private:
+    bool has_runs() const { return next_run(item_.begin_key) < item_.end_key; }
+
+    void attend_run() {
         std::fill(best_, best_ + num_rows_, -INFINITY);
         std::fill(totals_, totals_ + num_rows_ * Vec::kLanes, 0.0f);
         std::fill(sums_, sums_ + num_rows_ * padded_dim_, 0.0f);
+        for (int32_t row = 0; row < num_rows_; ++row) {
+            first_keys_[row] = std::max(query(row).first_key, begin_key_);
+            last_keys_[row] = query(row).last_key;
+        }
         if constexpr (Pages::kHasOpenPages) {
             attend_before_own_blocks();
             attend_own_blocks();
         } else {
             attend_all_keys();
         }
-        for (int32_t row = 0; row < num_rows_; ++row) finish(row);
     }
 
-  private:
+    Seen seen(int32_t row) const {
+        return {sums_ + row * padded_dim_, best_[row], reduce_add(load(totals_ + row * Vec::kLanes))};
+    }
+
+    void add_run() {
+        for (int32_t row = 0; row < num_rows_; ++row) {
+            if (begin_key_ == item_.begin_key) whole_[row] = {whole_sums_ + row * padded_dim_, -INFINITY, 0.0f};
+            whole_[row] = plus(whole_[row], seen(row), padded_dim_);
+        }
+    }
+
     static const int32_t *blocks(const Call &call, const AttentionItem &item) {
         return call.plan->block_table + item.sequence * call.plan->table_stride;
     }
@@ -109,10 +159,10 @@ class Worker {
         const int32_t next_tile = tile_begin(next_item_.begin_key);
         // Few rows read a page hardly more than once; many have it converted for them.
         const bool direct = pages_.direct() && num_groups_ <= 2;
-        for (int32_t begin = tile_begin(item_.begin_key); begin < item_.end_key; begin += kTileKeys) {
-            const int32_t end = std::min(begin + kTileKeys, item_.end_key);
-            if (direct && end < item_.end_key) {
-                attend_tile(pages_.view(begin, end, pages_, end, item_.end_key), begin, end);
+        for (int32_t begin = tile_begin(begin_key_); begin < end_key_; begin += kTileKeys) {
+            const int32_t end = std::min(begin + kTileKeys, end_key_);
+            if (direct && end < end_key_) {
+                attend_tile(pages_.view(begin, end, pages_, end, end_key_), begin, end);
             } else if (direct) {
                 attend_tile(pages_.view(begin, end, next_pages_, next_tile, next_item_.end_key), begin, end);
             } else {
@@ -124,14 +174,14 @@ class Worker {
     // A query sees the keys of its own block as they were computed and those before it quantised, in whatever steps they
     // came. Rows of one item may have different blocks of their own, hence two passes.
     void attend_before_own_blocks() {
-        int32_t end_key = item_.begin_key;
+        int32_t end_key = begin_key_;
         for (int32_t row = 0; row < num_rows_; ++row) {
             last_keys_[row] = pages_.block_begin(query(row).last_key) - 1;
             end_key = std::max(end_key, last_keys_[row] + 1);
         }
-        end_key = std::min(end_key, item_.end_key);
+        end_key = std::min(end_key, end_key_);
         const bool direct = pages_.direct() && num_groups_ <= 2;
-        for (int32_t begin = tile_begin(item_.begin_key); begin < end_key; begin += kTileKeys) {
+        for (int32_t begin = tile_begin(begin_key_); begin < end_key; begin += kTileKeys) {
             const int32_t end = std::min(begin + kTileKeys, end_key);
             if (direct && end < end_key) {
                 attend_tile(pages_.view(begin, end, tables_, pages_, end, end_key), begin, end);
@@ -145,14 +195,14 @@ class Worker {
     }
 
     void attend_own_blocks() {
-        int32_t begin_key = item_.end_key;
+        int32_t begin_key = end_key_;
         for (int32_t row = 0; row < num_rows_; ++row) {
             first_keys_[row] = std::max(first_keys_[row], last_keys_[row] + 1);
             last_keys_[row] = query(row).last_key;
             begin_key = std::min(begin_key, first_keys_[row]);
         }
-        for (int32_t begin = tile_begin(begin_key); begin < item_.end_key; begin += kTileKeys) {
-            const int32_t end = std::min(begin + kTileKeys, item_.end_key);
+        for (int32_t begin = tile_begin(begin_key); begin < end_key_; begin += kTileKeys) {
+            const int32_t end = std::min(begin + kTileKeys, end_key_);
             attend_tile(pages_.copy_open(begin, end, keys_, values_, padded_dim_, tables_, begin_key), begin, end);
         }
     }
@@ -169,6 +219,9 @@ class Worker {
         keys_ = arena.take<float>(call_.head_dim() * kTileKeys);
         values_ = arena.take<float>(kTileKeys * padded_dim_);
         tables_ = arena.take<float>(Pages::table_size(call_.head_dim()));
+        if (!has_runs()) return;
+        whole_ = arena.take<Seen>(num_rows_);
+        whole_sums_ = arena.take<float>(num_rows_ * padded_dim_);
     }
 
     int32_t group_begin(int32_t group) const { return num_rows_ * group / num_groups_; }
@@ -182,8 +235,6 @@ class Worker {
     void load_queries(int32_t group) {
         const int32_t begin = group_begin(group), count = group_begin(group + 1) - begin, head_dim = call_.head_dim();
         for (int32_t row = begin; row < begin + count; ++row) {
-            first_keys_[row] = std::max(query(row).first_key, item_.begin_key);
-            last_keys_[row] = query(row).last_key;
             hidden_[row] = {query(row).tree_begin, query(row).hidden};
             const float *from = call_.queries + query(row).row * call_.q_stride + head(row) * head_dim;
             float *to = queries_ + begin * head_dim + (row - begin);
@@ -208,18 +259,16 @@ class Worker {
         }
     }
 
-    void finish(int32_t row) {
-        const float *sums = sums_ + row * padded_dim_;
-        const float total = reduce_add(load(totals_ + row * Vec::kLanes));
+    void finish(int32_t row, const Seen &seen) {
         if (item_.first_partial < 0) {
             float *out = call_.out + query(row).row * call_.out_stride + head(row) * call_.head_dim();
-            for (int32_t d = 0; d < call_.head_dim(); ++d) out[d] = sums[d] / total;
+            for (int32_t d = 0; d < call_.head_dim(); ++d) out[d] = seen.sums[d] / seen.total;
             return;
         }
         float *partial = call_.partial(item_.first_partial + row / call_.group(), head(row));
-        std::copy(sums, sums + padded_dim_, partial);
-        partial[padded_dim_] = best_[row];
-        partial[padded_dim_ + 1] = total;
+        std::copy(seen.sums, seen.sums + padded_dim_, partial);
+        partial[padded_dim_] = seen.best;
+        partial[padded_dim_ + 1] = seen.total;
     }
 
     const Call &call_;
@@ -242,23 +291,24 @@ class Worker {
     float *keys_;
     float *values_;
     float *tables_;
+    int32_t begin_key_;  // of the run at work
+    int32_t end_key_;
+    Seen *whole_;  // of the runs before it, where the item has several
+    float *whole_sums_;
 };
 
-// One row of the output out of its parts.
+// One row of the output out of its parts. The first one's memory takes the sum.
 void merge(const Call &call, const Merge &merge, int32_t head) {
     const int32_t padded_dim = call.padded_dim();
     const int32_t *parts = call.plan->parts.data() + merge.first_part;
-    float best = -INFINITY, total = 0.0f;
-    for (int32_t i = 0; i < merge.num_parts; ++i) best = std::max(best, call.partial(parts[i], head)[padded_dim]);
+    const auto part = [&](int32_t i) {
+        float *partial = call.partial(parts[i], head);
+        return Seen{partial, partial[padded_dim], partial[padded_dim + 1]};
+    };
+    Seen whole = part(0);
+    for (int32_t i = 1; i < merge.num_parts; ++i) whole = plus(whole, part(i), padded_dim);
     float *out = call.out + merge.row * call.out_stride + head * call.head_dim();
-    std::fill(out, out + call.head_dim(), 0.0f);
-    for (int32_t i = 0; i < merge.num_parts; ++i) {
-        const float *partial = call.partial(parts[i], head);
-        const float worth = std::exp(partial[padded_dim] - best);
-        total += worth * partial[padded_dim + 1];
-        for (int32_t d = 0; d < call.head_dim(); ++d) out[d] += worth * partial[d];
-    }
-    for (int32_t d = 0; d < call.head_dim(); ++d) out[d] /= total;
+    for (int32_t d = 0; d < call.head_dim(); ++d) out[d] = whole.sums[d] / whole.total;
 }
 
 template <class Pages>
