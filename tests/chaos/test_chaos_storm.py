@@ -10,6 +10,7 @@ import pytest
 from .site import why_no_site
 
 pytestmark = [
+    pytest.mark.slow,  # minutes, and on two busy cores a door may be closed for longer than it waits
     pytest.mark.cluster,
     pytest.mark.model,
     pytest.mark.timeout(900),

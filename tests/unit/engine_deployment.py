@@ -18,6 +18,7 @@ from warmroot.router.policy import make_policy
 BLOCK = 4
 PROMPT = "the very same words"
 CACHED = len(PROMPT) - 1
+ADMIN = "sk-admin"
 KEYS = ({"key": "sk-a", "tenant": "a"}, {"key": "sk-a2", "tenant": "a"}, {"key": "sk-b", "tenant": "b"}, {"key": "sk"})
 
 
@@ -91,7 +92,7 @@ class Deployment:
         )
         self.dispatcher = Dispatcher(self.membership, make_policy(), clock=lambda: self.now)
         frontend = Frontend(self.dispatcher, byte_tokenizer(), model="m", max_model_len=256)
-        self.app = build_app({"m": frontend}, ApiSettings.model_validate({"api_keys": KEYS}), self.dispatcher)
+        self.app = build_app({"m": frontend}, ApiSettings.model_validate({"api_keys": KEYS, "admin_keys": (ADMIN,)}), self.dispatcher)
 
     async def follow(self):
         """Events have arrived, and what was in flight is forgotten."""

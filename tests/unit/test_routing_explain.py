@@ -4,9 +4,10 @@ import json
 
 import httpx
 import pytest
-from engine_deployment import CACHED, PROMPT, Deployment
+from engine_deployment import ADMIN, CACHED, PROMPT, Deployment
 
 ASK = {"authorization": "Bearer sk-a"}
+LOOK = {"authorization": f"Bearer {ADMIN}"}
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ async def complete(deployment, headers=None, **fields):
 
 
 async def explain(deployment, **params):
-    answer = await send(deployment, "GET", "/admin/routing/explain", params=params, headers=ASK)
+    answer = await send(deployment, "GET", "/admin/routing/explain", params=params, headers=LOOK)
     return answer.json()["choices"]
 
 
