@@ -92,7 +92,8 @@ class Deployment:
         )
         self.dispatcher = Dispatcher(self.membership, make_policy(), clock=lambda: self.now)
         frontend = Frontend(self.dispatcher, byte_tokenizer(), model="m", max_model_len=256)
-        self.app = build_app({"m": frontend}, ApiSettings.model_validate({"api_keys": KEYS, "admin_keys": (ADMIN,)}), self.dispatcher)
+        settings = ApiSettings.model_validate({"api_keys": KEYS, "admin_keys": (ADMIN,)})
+        self.app = build_app({"m": frontend}, settings, self.dispatcher)
 
     async def follow(self):
         """Events have arrived, and what was in flight is forgotten."""
