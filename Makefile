@@ -90,7 +90,7 @@ clean: ## remove caches and build outputs, but not .venv
 	@rm -rf build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
+distclean: clean ## remove .venv and .tools too
 	@echo "==> removing .venv and $(TOOLS)"
 	@rm -rf $(VENV) $(TOOLS)
 

@@ -18,7 +18,10 @@ def main(argv: Sequence[str]) -> int:
     failed = 0
     for name, check in checks(tools):
         began = time.perf_counter()
-        problems = check()
+        try:
+            problems = check()
+        except ValueError as error:
+            problems = [str(error)]
         failed += bool(problems)
         print(f"{'FAIL' if problems else 'ok':<5}{name} ({time.perf_counter() - began:.1f} s)", flush=True)
         for problem in problems:
@@ -34,19 +37,11 @@ def checks(tools: Tools) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     for values in [CHART / "values.yaml", *sorted(EXAMPLES.glob("*.yaml"))]:
         for helm in HELMS:
             yield f"{helm} lint {values.stem}", lambda helm=helm, values=values: lint(tools, helm, values)
-            yield f"{helm} template {values.stem}", lambda helm=helm, values=values: manifests(tools, helm, values)
+            made = f"{helm} template {values.stem}"
+            yield made, lambda helm=helm, values=values: problems_of(tools, render(tools, helm, values))
     yield "plain manifests and kustomize overlays", lambda: plain.problems(tools)
     yield "alert rules", lambda: prometheus.problems(tools)
     yield "dashboards", lambda: dashboards.problems(tools)
-
-
-def manifests(tools: Tools, helm: str, values: Path) -> list[str]:
-    """All that is wrong with what a file of values makes."""
-    try:
-        made = render(tools, helm, values)
-    except ValueError as error:
-        return [str(error)]
-    return problems_of(tools, made)
 
 
 if __name__ == "__main__":

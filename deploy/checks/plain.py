@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from .manifests import problems_of
-from .tools import EXAMPLES, ROOT, Manifest, Tools, read_manifests
+from .tools import EXAMPLES, ROOT, Manifest, Tools, read_manifests, template
 
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 PLAIN = KUSTOMIZE / "base" / "rayservice.yaml"
@@ -26,10 +26,7 @@ def main() -> int:
 
 def text(tools: Tools) -> str:
     """What the chart makes, without what only Helm reads. Raises ValueError."""
-    good, output = tools.run("helm4", "template", "warmroot", EXAMPLES.parent, "--values", VALUES)
-    if not good:
-        raise ValueError(output)
-    lines = [line.rstrip() for line in output.splitlines()]
+    lines = [line.rstrip() for line in template(tools, "helm4", VALUES).splitlines()]
     kept = [line for line in lines if "helm.sh/" not in line and "managed-by: Helm" not in line and line]
     return HEAD + "\n".join(kept) + "\n"
 

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ METRIC = re.compile(r"\b(?:vllm|warmroot):[a-z0-9_]+")
 
 def problems(tools: Tools, rules: Path = RULES, tests: Path = TESTS) -> list[str]:
     """Of the rules. ``tests`` are promtool's unit tests of them."""
-    if not tools.has("promtool"):
-        return ["promtool is missing: see deploy/checks/get_tools.sh"]
     found = tools.problems("promtool", "check", "rules", rules)
     return found or [*_tested(tools, rules, tests), *_known(rules), *_described(rules)]
 
@@ -46,6 +45,7 @@ def unknown_metrics(expression: str) -> list[str]:
     return sorted(set(METRIC.findall(expression)) - exported_metrics())
 
 
+@cache
 def exported_metrics() -> frozenset[str]:
     """Names of the samples of ``/metrics``, as far as they can be known before a request."""
     text = RequestMetrics(SeveralModels([])).exposition().decode()

@@ -60,11 +60,13 @@ def _group(group: Manifest, autoscales: bool, deletion_s: int) -> Iterator[str]:
 
 
 def _container(container: Manifest, grace_s: int) -> Iterator[str]:
-    variables = {one["name"]: one.get("value") for one in container.get("env", [])}
+    env = container.get("env", [])
+    names = [one["name"] for one in env]
+    variables = {one["name"]: one.get("value") for one in env}
     for name in _OWN_VARIABLES:
         if name in variables:
             yield f"{name} is set by gcsFaultToleranceOptions"
-    twice = {one["name"] for one in container["env"] if [o["name"] for o in container["env"]].count(one["name"]) > 1}
+    twice = {name for name in names if names.count(name) > 1}
     if twice:
         yield f"{', '.join(sorted(twice))}: set twice"
     drain = variables.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S")

@@ -27,11 +27,14 @@ class Tools:
         return (self.folder / name).exists()
 
     def run(self, name: str, *arguments: str | Path) -> tuple[bool, str]:
-        """Whether it succeeded, and what it printed on both streams."""
+        """Whether it succeeded, and what it printed; on both streams where it failed."""
+        if not self.has(name):
+            return False, f"{name} is missing: see deploy/checks/get_tools.sh"
         command = [str(self.folder / name), *map(str, arguments)]
         environment = os.environ | {"PATH": f"{self.folder}{os.pathsep}{os.environ.get('PATH', '')}"}
         ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        return ended.returncode == 0, (ended.stdout + ended.stderr).strip()
+        good = ended.returncode == 0
+        return good, (ended.stdout if good else ended.stdout + ended.stderr).strip()
 
     def problems(self, name: str, *arguments: str | Path) -> list[str]:
         """What the program complains of; nothing where it succeeds."""
@@ -39,17 +42,22 @@ class Tools:
         return [] if good else [f"{name}: {line}" for line in (output or "failed").splitlines() if line.strip()]
 
 
-def lint(tools: Tools, helm: str, values: Path, chart: Path = CHART) -> list[str]:
+def lint(tools: Tools, helm: str, values: Path) -> list[str]:
     """``helm lint --strict`` with a file of values."""
-    return tools.problems(helm, "lint", "--strict", "--quiet", chart, "--values", values)
+    return tools.problems(helm, "lint", "--strict", "--quiet", CHART, "--values", values)
 
 
-def render(tools: Tools, helm: str, values: Path, chart: Path = CHART) -> list[Manifest]:
-    """The objects of a release. Raises ValueError with what helm says."""
-    good, output = tools.run(helm, "template", RELEASE, chart, "--namespace", "default", "--values", values)
+def template(tools: Tools, helm: str, values: Path) -> str:
+    """The objects of a release, as YAML. Raises ValueError with what helm says."""
+    good, output = tools.run(helm, "template", RELEASE, CHART, "--namespace", "default", "--values", values)
     if not good:
         raise ValueError(f"{helm}: {output}")
-    return read_manifests(output)
+    return output
+
+
+def render(tools: Tools, helm: str, values: Path) -> list[Manifest]:
+    """The objects of a release. Raises ValueError with what helm says."""
+    return read_manifests(template(tools, helm, values))
 
 
 def read_manifests(text: str) -> list[Manifest]:
