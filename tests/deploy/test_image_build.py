@@ -1,8 +1,8 @@
 """The image, built for real by buildah on a Debian of its own, and what runs in it.
 
-Needs root, ``buildah`` and ``debootstrap``, and package indexes; minutes, and some gigabytes of disk. Where this
-machine reaches its indexes by files of its own, WARMROOT_BUILD_VOLUMES names them, with colons between: only the build
-sees them.
+Needs root, ``buildah`` and ``debootstrap``, and package indexes; minutes, and some gigabytes of disk.
+WARMROOT_BUILD_VOLUMES names files of the host that the build needs, such as certificates, with colons between: only the
+build sees them.
 """
 
 import os
@@ -19,7 +19,7 @@ from warmroot.deploy.checks.tools import ROOT
 MISSING = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]
 BASE = "localhost/python-base:3.11"
 PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
-OF_THE_MACHINE = list(filter(None, os.environ.get("WARMROOT_BUILD_VOLUMES", "").split(":")))
+BUILD_VOLUMES = list(filter(None, os.environ.get("WARMROOT_BUILD_VOLUMES", "").split(":")))
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,7 +59,7 @@ def image(tmp_path_factory) -> Iterator[tuple[Buildah, str]]:
     empty = buildah("from", "scratch")
     buildah("add", empty, str(debian), "/")
     buildah("commit", empty, BASE)
-    volumes = [word for path in OF_THE_MACHINE for word in ("--volume", f"{path}:{path}:ro")]
+    volumes = [word for path in BUILD_VOLUMES for word in ("--volume", f"{path}:{path}:ro")]
     options = ["--isolation", "chroot", "--pull=never", "--build-arg", f"PYTHON_IMAGE={BASE}", "--target", "cpu"]
     buildah("bud", *options, *volumes, "--tag", "warmroot:cpu", "--file", str(DOCKERFILE), str(ROOT))
     yield buildah, buildah("from", "--pull=never", "warmroot:cpu")
