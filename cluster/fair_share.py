@@ -19,11 +19,6 @@ class FairShares:
         self._shares: dict[str, float] = {}
         self._served: dict[str, float] = {}
 
-    @property
-    def contended(self) -> bool:
-        """Whether several tenants have requests here."""
-        return len(self._requests) > 1
-
     def enter(self, tenant: str, share: float) -> None:
         """A request came. The latest ``share`` of a tenant counts; what is not above 0 is 1."""
         count = self._requests.get(tenant, 0)

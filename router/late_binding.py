@@ -33,16 +33,17 @@ class LateBinding:
 
     def is_free(self, candidates: Candidates, place: int) -> bool:
         """See ``Binding``."""
-        if self.needs_slot and candidates.occupancy[place] >= candidates.table[Column.MAX_NUM_SEQS, place]:
-            return False
-        return bool(candidates.backlog_s[place] <= self.backlog_s)
+        return bool(self._free(candidates)[place])
 
     def any_free(self, candidates: Candidates) -> bool:
         """See ``Binding``."""
+        return bool(self._free(candidates).any())
+
+    def _free(self, candidates: Candidates) -> NDArray[np.bool_]:
         free = candidates.backlog_s <= self.backlog_s
         if self.needs_slot:
             free &= candidates.occupancy < candidates.table[Column.MAX_NUM_SEQS]
-        return bool(free.any())
+        return free
 
     def work(self, candidates: Candidates, place: int, prompt_tokens: int) -> float:
         """Seconds of its own prefill where it would go now."""
