@@ -191,6 +191,7 @@ class RoutingCore:
             self._give_up(
                 ticket, DeadlineExceededError(f"the request waited {now - ticket.arrived:.1f} s for a replica")
             )
+        self.admission.left()
         if not len(self._line) or not len(self.fleet):
             return
         stalled = now - self._news_at > self._late.stall_s

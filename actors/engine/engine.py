@@ -125,7 +125,7 @@ class Engine:
             excess = waiting.num_tokens + min(waiting.measure(request), limits.max_num_queued_tokens)
             excess -= limits.max_num_queued_tokens
         if len(waiting) >= limits.max_num_queued_reqs:
-            excess = max(excess, next(iter(waiting)).uncached)
+            excess = max(excess, next(iter(waiting)).uncached, 1)
         if excess > 0:
             wait_s = self._wait_s(excess)
             waits = f"{len(waiting)} requests are waiting already, with {waiting.num_tokens} tokens"
@@ -155,6 +155,8 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self.scheduler.remove([request])
+            if not len(self.scheduler.waiting):
+                self._drain.end(self._clock())
             if not request.num_in_flight:  # else its id and its pages stay taken until the step is done
                 del self._requests[request_id]
 

@@ -111,7 +111,7 @@ class JointEngine:
         sequences = len(scheduler.running) + len(scheduler.waiting)
         most = self.config.max_num_queued_tokens
         is_full = len(scheduler.waiting) >= self.config.max_num_queued_reqs or (
-            most is not None and scheduler.waiting.num_tokens + missing > most
+            most is not None and len(scheduler.waiting) > 0 and scheduler.waiting.num_tokens + min(missing, most) > most
         )
         return is_full, missing + sum(self._owed[group].values()) + SEQUENCE_TOKENS * sequences
 
@@ -181,7 +181,10 @@ class JointEngine:
 
     def take_pending(self) -> list[TokenDelta]:
         """Deltas of requests that ended without a step."""
-        return [delta for engine in self.engines for delta in engine.take_pending()]
+        deltas = [delta for engine in self.engines for delta in engine.take_pending()]
+        for delta in deltas:
+            self._settle(delta.request_id)
+        return deltas
 
     def remaining(self) -> dict[RequestId, int]:
         """See ``Engine``."""

@@ -10,6 +10,7 @@ import pytest
 from manual_clock import ManualClock
 
 from warmroot.cluster.errors import (
+    DeadlineExceededError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
@@ -27,6 +28,7 @@ from warmroot.router.late_binding import LateBinding
 from warmroot.router.membership import Membership
 from warmroot.router.openai.cluster_state import ReplicaState
 from warmroot.router.policy import make_policy
+from warmroot.router.policy.base import RoutingRequest
 
 ROOT = namespace_root("m")
 BLOCK = 16
@@ -494,6 +496,27 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind():
     a.may_answer.set()
     await first
     assert cluster.where() == {"a": ["r0"]}
+
+
+async def test_a_line_that_empties_by_a_deadline_is_not_watched_any_more():
+    cluster = Cluster(late=LateBinding(backlog_s=0.4))
+    (a,) = await cluster.join("a")
+    a.may_answer.clear()
+    first = asyncio.ensure_future(cluster.run([0, *LONG], "r0"))
+    await asyncio.sleep(0.01)
+    core, clock = cluster.dispatcher.core, cluster.clock
+    late = RoutingRequest(RequestId("late"), 1000, tokens=pack_tokens(LONG), deadline=clock.now + 60.0)
+    ticket = core.submit(late, lambda ticket: None)
+    assert core.num_waiting == 1
+    clock.now += 61.0
+    core.admission.rate.drained(50_000, clock.now)
+    core.pump()
+    assert isinstance(ticket.refused, DeadlineExceededError) and core.num_waiting == 0
+    rate = core.admission.rate.per_s(100.0, clock.now)
+    clock.now += 3600.0
+    assert core.admission.rate.per_s(100.0, clock.now) == rate
+    a.may_answer.set()
+    await first
 
 
 async def test_without_news_the_first_in_line_is_bound_all_the_same():

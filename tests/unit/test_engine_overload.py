@@ -141,3 +141,40 @@ def test_tenants_with_work_are_served_in_proportion_to_their_shares(shares, leng
                 assert abs(served[a] / shares[a] - served[b] / shares[b]) <= slack
     h.run(4000)
     assert all(h.finish(f"{tenant}/{n}") is FinishReason.LENGTH for tenant in range(len(shares)) for n in range(40))
+
+
+def test_the_number_of_waiting_requests_is_bounded_whatever_is_cached():
+    h = Overloaded(max_num_seqs=1, max_num_queued_reqs=1, num_blocks=40)
+    cached = [1, 2] * h.executor.layout.block_size
+    h.submit("first", cached, max_tokens=1)
+    h.run()
+    h.submit("runs", [0] * 3, max_tokens=9)
+    h.second()
+    h.submit("waits", cached)  # every block of it is there
+    with pytest.raises(OverloadedError):
+        h.submit("too many", [2] * 3)
+
+
+def test_a_queue_that_ends_by_an_abort_is_not_watched_any_more():
+    h = Overloaded(max_num_seqs=1, max_num_queued_tokens=40, num_blocks=100, enable_prefix_caching=False)
+
+    def refused():
+        """Seconds to wait, where two more are too many."""
+        h.submit("runs", [1] * 4, max_tokens=6)
+        h.second()
+        for name in "ab":
+            h.submit(name, [2] * 20)
+        h.second()
+        with pytest.raises(OverloadedError) as error:
+            h.submit("c", [2] * 20)
+        for name in ("a", "b", "runs"):
+            h.engine.abort(name)
+        h.run()
+        return error.value.retry_after
+
+    h.submit("before", [1] * 4, max_tokens=2)
+    h.submit("after it", [2] * 20)
+    h.run()
+    soon = refused()
+    h.clock.now += 3600.0
+    assert refused() < 3 * soon

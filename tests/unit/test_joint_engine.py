@@ -139,6 +139,29 @@ def test_an_abort_reaches_the_group():
     assert all(h.output(name) == expected_output(PROMPT, 20, 50) for name in "acd")
 
 
+def test_a_request_that_expires_before_its_step_is_owed_nothing_any_more():
+    h = JointHarness(2)
+    for engine in h.engine.engines:
+        engine._wall = lambda: h.clock.now
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    h.clock.now = 5.0
+    h.engine.add(GenerateRequest(request_id=RequestId("a"), prompt_token_ids=PROMPT, params=params, deadline=6.0))
+    h.clock.now = 7.0
+    assert [delta.finish_reason for delta in h.engine.step()] == [FinishReason.DEADLINE]
+    assert h.engine._owed == [{}, {}]
+
+
+def test_a_request_larger_than_the_bound_goes_where_nothing_waits():
+    h = JointHarness(2, max_num_seqs=1, max_num_queued_tokens=10, num_blocks=200)
+    for name in "abc":
+        h.add(name, [2, 1, 0] * 3, max_tokens=60)
+        h.step()
+    counts = [len(engine.scheduler.waiting) for engine in h.engine.engines]
+    busy = counts.index(1)
+    assert sorted(counts) == [0, 1]
+    assert [h.engine._cost(group, 30)[0] for group in (busy, 1 - busy)] == [True, False]
+
+
 def test_a_failed_step_ends_the_requests_of_all_groups():
     h = JointHarness(2, fail_at=3)
     for name in "abc":
