@@ -95,6 +95,9 @@ class Ingress:
                 if len(self._configs) == 1:
                     raise
                 logger.warning("%s; waiting on", error)
+            except Exception:
+                logger.exception("%s cannot be served", config.model.names[0])
+                raise
         self._clients[config.model.names[0]] = client
         self._states.append(client.dispatcher)
         # In the order of the configuration, whichever is up first: a request without a name gets the first.
@@ -104,10 +107,15 @@ class Ingress:
         self._frontends.update(found)
 
     async def _connect(self, config: WarmrootConfig) -> ClusterClient:
-        return await ClusterClient.connect(
-            open_bus(config),
-            config.model.names[0],
-            token=self._token,
-            timeout_s=config.limits.replica_start_timeout,
-            record_trace=config.routing.record_trace,
-        )
+        bus = open_bus(config)
+        try:
+            return await ClusterClient.connect(
+                bus,
+                config.model.names[0],
+                token=self._token,
+                timeout_s=config.limits.replica_start_timeout,
+                record_trace=config.routing.record_trace,
+            )
+        except BaseException:
+            await bus.close()
+            raise

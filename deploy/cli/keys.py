@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...cluster.errors import ConfigError
 from ...router.tenancy.key_edit import read_text, replace_text, with_key, without_key
-from ...router.tenancy.key_file import KeyEntry, read_key_file
+from ...router.tenancy.key_file import KeyEntry, moment, read_key_file
 from ...router.tenancy.key_ring import hash_text
 from .flags import Parser
 
@@ -111,10 +111,9 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 def _moment(text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return moment(text)
     except ValueError:
         raise ConfigError(f"--expires: {text!r} is no date such as 2027-01-31", param="expires") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def _state(entry: KeyEntry, now: datetime) -> str:

@@ -58,14 +58,15 @@ class Generation:
     def of(
         cls,
         service: Service,
+        name: str,
+        frontend: Frontend,
         request: Request,
         body: GenerationRequest,
         prompts: list[list[int]],
         params: SamplingParams,
         id_prefix: str,
     ) -> "Generation":
-        """The generation that ``body`` asks for, under the id of its HTTP request."""
-        name, frontend = service.model(body.model, principal_of(request.scope))
+        """The generation that ``body`` asks for, of the model that tokenized it, under the id of its HTTP request."""
         if body.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = body.request_id
         envelope = Envelope(

@@ -26,14 +26,14 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", responses=generation_responses(ChatCompletion, ChatCompletionChunk))
     async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
         """Answer a conversation, whole or as server-sent events."""
-        _, frontend = service.model(body.model, principal_of(request.scope))
+        name, frontend = service.model(body.model, principal_of(request.scope))
         body.refuse_unsupported()
         check_fields(body, service.settings.limits)
         check_messages(body, service.settings.limits)
         params = with_output_limit(body.to_sampling_params(), service.settings.limits)
         prompt = await service.texts.render(frontend, body, whole=body.truncate_prompt_tokens is None)
         prompt = body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1))
-        generation = Generation.of(service, request, body, [prompt], params, "chatcmpl")
+        generation = Generation.of(service, name, frontend, request, body, [prompt], params, "chatcmpl")
         with _naming_fields(body):
             if body.stream:
                 return await generation.stream(_chunks(generation))

@@ -22,7 +22,7 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", responses=generation_responses(CompletionBody, CompletionBody))
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
         """Continue one or several texts, whole or as server-sent events."""
-        _, frontend = service.model(body.model, principal_of(request.scope))
+        name, frontend = service.model(body.model, principal_of(request.scope))
         body.refuse_unsupported()
         check_fields(body, service.settings.limits)
         params = with_output_limit(body.to_sampling_params(), service.settings.limits)
@@ -32,7 +32,7 @@ def completion_routes(service: Service) -> APIRouter:
             frontend, texts, add_special_tokens=body.add_special_tokens, whole=body.truncate_prompt_tokens is None
         )
         prompts = [body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1)) for prompt in prompts]
-        generation = Generation.of(service, request, body, prompts, params, "cmpl")
+        generation = Generation.of(service, name, frontend, request, body, prompts, params, "cmpl")
         echo = _echo(generation, body)
         if body.stream:
             return await generation.stream(_chunks(generation, echo))

@@ -11,4 +11,5 @@ def header(scope: Scope, name: bytes) -> str | None:
 def path_of(scope: Scope) -> str:
     """Without the root path under which a proxy serves the API."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path  # whole segments only, as it is routed

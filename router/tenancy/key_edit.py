@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ...cluster.errors import ConfigError
-from .key_file import parse_key_file, read_key_file
+from .key_file import parse_key_file, read_key_text
 
 _MODE = 0o600
 
@@ -53,10 +53,7 @@ def without_key(text: str, key_name: str, name: str) -> str:
 
 def read_text(path: Path) -> str:
     """What the file says; nothing where there is none yet. Raises ConfigError."""
-    if not path.exists():
-        return ""
-    read_key_file(path)
-    return path.read_text(encoding="utf-8")
+    return read_key_text(path) if path.exists() else ""
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -27,7 +27,7 @@ _NAME = r"^[A-Za-z0-9._@:+\-]{1,64}$"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _moment(value: Any) -> Any:
+def moment(value: Any) -> Any:
     """YAML makes dates and times of what looks like one, unless it stands in quotes."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value.replace("Z", "+00:00"))
@@ -59,7 +59,7 @@ class KeyEntry(_Entry):
     """Default: no limit."""
     tokens_per_minute: int | None = Field(None, ge=1)
     """Prompt and output together. Default: no limit."""
-    expires: Annotated[datetime | None, BeforeValidator(_moment)] = None
+    expires: Annotated[datetime | None, BeforeValidator(moment)] = None
     """Date or time from which it opens nothing; UTC unless it says otherwise. Default: never."""
     disabled: bool = False
     """Opens nothing for now."""
@@ -112,12 +112,16 @@ class KeyFile(_Entry):
 
 def read_key_file(path: Path) -> KeyFile:
     """Raises ConfigError naming line and field, and no value: a key may stand where a hash belongs."""
+    return parse_key_file(read_key_text(path), str(path))
+
+
+def read_key_text(path: Path) -> str:
+    """What the file says. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: {reason}", param="api_keys_file") from None
-    return parse_key_file(text, str(path))
 
 
 def parse_key_file(text: str, name: str) -> KeyFile:
@@ -146,10 +150,14 @@ def _composed(text: str, name: str) -> tuple[yaml.Node | None, Any]:
         return root, loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{name}{line}: not valid YAML: {error.problem}", param="api_keys_file") from None
+        raise ConfigError(
+            f"{name}{line}: not valid YAML: {error.problem or error.context}", param="api_keys_file"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{name}: not valid YAML: {reason}", param="api_keys_file") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested too deeply", param="api_keys_file") from None
     finally:
         loader.dispose()
 

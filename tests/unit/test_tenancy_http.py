@@ -79,6 +79,11 @@ async def test_a_path_that_only_looks_like_an_admins():
     assert code(await get(Rig(open_admin=False), "/administration")) == (404, "not_found")
 
 
+async def test_a_root_path_cuts_whole_segments_only():
+    rig = Rig(api_keys=({"key": "user"},), root_path="/a")
+    assert code(await get(rig, "/admin/state", "user")) == (403, "permission_denied")
+
+
 async def test_the_admins_part_under_a_root_path():
     rig = Rig(api_keys=({"key": "user"},), root_path="/llm")
     for path in ("/llm/admin/state", "/admin/state"):

@@ -113,6 +113,7 @@ HASH, OTHER = hash_text(ALICE), hash_text(BOB)
         ),
         ("keys: [\n", "k:2: not valid YAML"),
         ("keys: {a: *b}\n", "k:1: not valid YAML"),
+        ("keys: &a [*a]\n", "k: nested too deeply"),
         ("tenants: {a: {tokens_per_minute: 0}}", "k:1: tokens_per_minute: should be greater than or equal to 1"),
     ],
 )
