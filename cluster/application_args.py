@@ -22,8 +22,6 @@ from .metadata_store import parse_store
 MODELS = "models"
 HTTP_OPTIONS = ("host", "port")
 """Keys that are the Serve config's ``http_options``."""
-SECRET_KEYS = tuple(key for key, info in WarmrootConfig.keys().items() if "SecretStr" in repr(info.annotation))
-"""Keys with something secret; ``metadata_store`` is one only with a password in it."""
 OF_LOCAL_RAY = ("ray_address", "num_cpus")
 """Keys that say where the cluster comes from; an application is in one already."""
 OF_NODES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")

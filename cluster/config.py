@@ -293,15 +293,15 @@ class WarmrootConfig(Section):
         return cls.model_validate(sections)
 
 
-_SECRET = frozenset({"api_key", "tenant_api_key", "admin_api_key", "metadata_store"})
-"""Keys whose values no message shows."""
+SECRET_KEYS = frozenset(key for key, info in WarmrootConfig.keys().items() if "SecretStr" in repr(info.annotation))
+"""Keys with something secret: no message shows their values. ``metadata_store`` is one only with a password in it."""
 
 
 def _section(kind: type[Section], values: dict[str, Any], where: Callable[[str], str]) -> Section:
     try:
         section = kind.model_validate(values)
     except ValidationError as error:
-        key, message = explain_invalid(error, secret=_SECRET)
+        key, message = explain_invalid(error, secret=SECRET_KEYS)
         raise ConfigError(f"{where(key)}: {message}", param=key) from None
     problem = section.problem()
     if problem is not None:

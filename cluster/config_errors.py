@@ -27,7 +27,8 @@ def explain_invalid(error: ValidationError, *, secret: frozenset[str]) -> tuple[
     if first["type"] == "literal_error":
         choices = str(first.get("ctx", {}).get("expected", "")).replace("'", "")
         words = choices.replace(" or ", ", ").split(", ")
-        return key, f"{shown(value)} is not one of {', '.join(words)}{did_you_mean(shown(value), words)}"
+        hint = did_you_mean(shown(value).strip("'"), words)
+        return key, f"{shown(value)} is not one of {', '.join(words)}{hint}"
     if first["type"] == "value_error":
         return key, first["msg"].removeprefix("Value error, ")
     # The index of an item in a list of names; unions add words that say nothing to a user.

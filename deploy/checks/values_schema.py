@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from ...cluster.application_args import HTTP_OPTIONS, OF_LOCAL_RAY, OF_NODES, SECRET_KEYS
-from ...cluster.config import WarmrootConfig
+from ...cluster.application_args import HTTP_OPTIONS, OF_LOCAL_RAY, OF_NODES
+from ...cluster.config import SECRET_KEYS, WarmrootConfig
 from .tools import CHART, ROOT
 
 SCHEMA = CHART / "values.schema.json"

@@ -62,6 +62,10 @@ def test_secrets_are_not_shown():
             "kv_cache_dtype: 'int3' is not one of auto, fp32, fp16, bf16, fp8, int8, int4, k8v4; did you mean int8?",
         ),
         (
+            {"kv_cache_dtype": "fp9"},
+            "kv_cache_dtype: 'fp9' is not one of auto, fp32, fp16, bf16, fp8, int8, int4, k8v4; did you mean fp8?",
+        ),
+        (
             {"routing_policy": "warm-prefix"},
             "routing_policy: 'warm-prefix' is not one of warm_prefix, round_robin, random, power_of_two, least_loaded,"
             " session_affinity, sglang, ray, ray10, dynamo, dynamo10, dynamo_wspt, llmd_precise, llmd_base,"
