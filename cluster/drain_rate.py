@@ -14,8 +14,7 @@ class DrainRate:
     have gone. Old measurements fade with the seconds watched, so they keep through quiet times. Times are any clock's.
     """
 
-    def __init__(self, memory_s: float = _MEMORY_S) -> None:
-        self._memory_s = memory_s
+    def __init__(self) -> None:
         self._tokens: dict[int, float] = {}
         """By priority."""
         self._seconds = 0.0
@@ -54,6 +53,6 @@ class DrainRate:
         return max(_LEAST_SHARE, 1.0 - urgent / max(1e-9, sum(self._tokens.values())))
 
     def _fade(self, seconds: float) -> None:
-        keep = math.exp(-max(0.0, seconds) / self._memory_s)
+        keep = math.exp(-max(0.0, seconds) / _MEMORY_S)
         self._tokens = {name: left for name, tokens in self._tokens.items() if (left := tokens * keep) > 1e-3}
         self._seconds = self._seconds * keep + max(0.0, seconds)

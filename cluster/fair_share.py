@@ -5,7 +5,7 @@ OSDI 2024, arXiv 2401.00588). What is served is charged as it happens, so nobody
 becomes. A tenant that was away gets no credit for that, and keeps what it owes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _MAX_ABSENT = 64
 """Tenants without requests whose debts are looked through only above this number."""
@@ -61,10 +61,6 @@ class FairShares:
         others = sum(weight for name, weight in self._shares.items() if name != tenant)
         own = share if share > 0 else 1.0
         return own / (own + others)
-
-    def first(self, tenants: Iterable[str]) -> str:
-        """The one that is next; of equals the first. There must be one."""
-        return min(tenants, key=self.served)
 
     def _forget(self, settled: float) -> None:
         """Debts of the absent that would not count any more."""

@@ -26,6 +26,7 @@ from ..router.tenancy.key_file import read_key_file
 from .app import APP_NAME, application, gang_bundles, replica_threads
 from .certificates import check_certificates
 from .handle import Handle, connect
+from .last_line import last_line
 from .local_ray import check_port, ensure_ray, lost_daemons, started_here
 from .ray_settings import of_endpoint
 from .runs_on import runs_on
@@ -87,7 +88,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         except BaseException as error:
             shutdown()
             if isinstance(error, RayError):
-                raise ReplicaUnavailableError(f"Serve did not start: {_last_line([str(error)])}") from error
+                raise ReplicaUnavailableError(f"Serve did not start: {last_line([str(error)])}") from error
             raise
     return connect(config.model.names[0])
 
@@ -223,16 +224,7 @@ def _wait_until_running(display: StartupDisplay, bus: SyncBus, placement: _Place
             return
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             details = [application.message, *(d.message for d in application.deployments.values())]
-            raise ReplicaUnavailableError("Serve could not start the application: " + _last_line(details))
+            raise ReplicaUnavailableError("Serve could not start the application: " + last_line(details))
         if time.monotonic() > deadline:
             raise ReplicaUnavailableError(f"not all replicas are up after {within_s:g} s (--replica-start-timeout)")
         time.sleep(POLL_S)
-
-
-def _last_line(messages: list[str]) -> str:
-    """The line of a Serve message that says what went wrong: the last one of the first traceback."""
-    for message in reversed(messages):
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        if lines:
-            return lines[-1]
-    return "no reason given"

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..cluster.errors import ConfigError, ReplicaUnavailableError
 from ..cluster.messages import StartupNote
+from .last_line import last_line
 from .serve_config import REPLICA_DEPLOYMENT
 from .startup_display import StartupDisplay
 
@@ -81,12 +82,7 @@ def notes_of(application: Details) -> dict[str, StartupNote]:
 
 def why_failed(application: Details) -> str:
     """The line that says what went wrong, of the application or of its deployments."""
-    messages = [application["message"], *(one["message"] for one in application["deployments"].values())]
-    for message in reversed(messages):
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        if lines:
-            return lines[-1]
-    return "no reason given"
+    return last_line([application["message"], *(one["message"] for one in application["deployments"].values())])
 
 
 def _deployed(details: Details) -> list[Any]:

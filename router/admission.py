@@ -154,7 +154,7 @@ class Admission(Generic[T]):
         part = line.shares.part(claim.tenant, claim.share)
         if part == 1.0 or line.tokens(claim.priority, claim.tenant) + claim.tokens > bound * part:
             return victims
-        theirs = bound if claim.tenant in set(line.shares) else bound * (1 - part)
+        theirs = bound if claim.tenant in line.shares else bound * (1 - part)
         while line.tokens() + claim.tokens > bound:
             excess, tenant = max((self._excess(name, theirs), name) for name in line.shares)
             last = line.last(claim.priority - 1, tenant)

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ..cluster.errors import (
@@ -93,9 +93,9 @@ class ChannelServer:
         for connection in self._connections:
             connection.tell_that_it_drains()
 
-    def hand_back(self, request_ids: Iterable[RequestId]) -> None:
+    def hand_back(self, request_ids: Sequence[RequestId]) -> None:
         """End requests here, with a word that they are to go on elsewhere. Deltas pushed later are dropped."""
-        for request_id in list(request_ids):
+        for request_id in request_ids:
             self.service.abort(request_id)
         self.push(
             [

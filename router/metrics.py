@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .admission import REFUSALS
-from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus
+from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus, RoutingStats
 from .output import OutputDelta
 from .promises import OUTCOMES
 
@@ -140,55 +140,10 @@ class ClusterCollector(Collector):
         yield _cache_config(replicas)
         yield _ready_replicas(replicas)
         yield from _speculation(replicas)
-        yield from self._routing()
-        yield from self._queue()
+        stats = self._cluster.routing()
+        yield from _routing(stats)
+        yield from _queue(stats)
         yield from self._store()
-
-    def _routing(self) -> Iterable[Metric]:
-        stats = self._cluster.routing()
-        decisions = CounterMetricFamily(
-            "warmroot:routing_decisions", "Requests routed, by policy and reason", labels=("policy", "reason")
-        )
-        for (policy, reason), count in stats.decisions.items():
-            decisions.add_metric((policy, reason), count)
-        yield decisions
-        for name, text, tokens in (
-            ("predicted", "Prompt tokens expected in the chosen replica's cache", stats.predicted_hit_tokens),
-            ("actual", "Prompt tokens that the chosen replica found in its cache", stats.actual_hit_tokens),
-            ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
-        ):
-            yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
-        yield CounterMetricFamily(
-            "warmroot:warm_ups", "Hot prefixes that replicas were asked to compute", value=stats.warm_ups
-        )
-        migrations = CounterMetricFamily(
-            "warmroot:migrations", "Requests that went on elsewhere, by why their replica lost them", labels=("reason",)
-        )
-        for reason, count in stats.migrations.items():
-            migrations.add_metric((reason,), count)
-        yield migrations
-        yield CounterMetricFamily(
-            "warmroot:recomputed_tokens", "Tokens computed once more as requests moved", value=stats.recomputed_tokens
-        )
-
-    def _queue(self) -> Iterable[Metric]:
-        stats = self._cluster.routing()
-        yield GaugeMetricFamily("warmroot:queued_requests", "Requests that wait in the router", value=stats.waiting)
-        yield GaugeMetricFamily(
-            "warmroot:queued_tokens", "Prompt tokens to compute that wait in the router", value=stats.waiting_tokens
-        )
-        refused = CounterMetricFamily(
-            "warmroot:refused_requests", "Requests not served for want of room or time", labels=("reason",)
-        )
-        for reason in REFUSALS:
-            refused.add_metric((reason,), stats.refused.get(reason, 0))
-        yield refused
-        promises = CounterMetricFamily(
-            "warmroot:retry_promises", "Places promised by Retry-After, by what became of them", labels=("outcome",)
-        )
-        for outcome in OUTCOMES:
-            promises.add_metric((outcome,), stats.promises.get(outcome, 0))
-        yield promises
 
     def _store(self) -> Iterable[Metric]:
         status = self._cluster.store()
@@ -213,6 +168,52 @@ class ClusterCollector(Collector):
         yield GaugeMetricFamily(
             "warmroot:index_silent_replicas", "Replicas that live but do not tell what they hold", value=status.silent
         )
+
+
+def _routing(stats: RoutingStats) -> Iterable[Metric]:
+    decisions = CounterMetricFamily(
+        "warmroot:routing_decisions", "Requests routed, by policy and reason", labels=("policy", "reason")
+    )
+    for (policy, reason), count in stats.decisions.items():
+        decisions.add_metric((policy, reason), count)
+    yield decisions
+    for name, text, tokens in (
+        ("predicted", "Prompt tokens expected in the chosen replica's cache", stats.predicted_hit_tokens),
+        ("actual", "Prompt tokens that the chosen replica found in its cache", stats.actual_hit_tokens),
+        ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
+    ):
+        yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
+    yield CounterMetricFamily(
+        "warmroot:warm_ups", "Hot prefixes that replicas were asked to compute", value=stats.warm_ups
+    )
+    migrations = CounterMetricFamily(
+        "warmroot:migrations", "Requests that went on elsewhere, by why their replica lost them", labels=("reason",)
+    )
+    for reason, count in stats.migrations.items():
+        migrations.add_metric((reason,), count)
+    yield migrations
+    yield CounterMetricFamily(
+        "warmroot:recomputed_tokens", "Tokens computed once more as requests moved", value=stats.recomputed_tokens
+    )
+
+
+def _queue(stats: RoutingStats) -> Iterable[Metric]:
+    yield GaugeMetricFamily("warmroot:queued_requests", "Requests that wait in the router", value=stats.waiting)
+    yield GaugeMetricFamily(
+        "warmroot:queued_tokens", "Prompt tokens to compute that wait in the router", value=stats.waiting_tokens
+    )
+    refused = CounterMetricFamily(
+        "warmroot:refused_requests", "Requests not served for want of room or time", labels=("reason",)
+    )
+    for reason in REFUSALS:
+        refused.add_metric((reason,), stats.refused.get(reason, 0))
+    yield refused
+    promises = CounterMetricFamily(
+        "warmroot:retry_promises", "Places promised by Retry-After, by what became of them", labels=("outcome",)
+    )
+    for outcome in OUTCOMES:
+        promises.add_metric((outcome,), stats.promises.get(outcome, 0))
+    yield promises
 
 
 def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import yaml
 
 from ...cluster.config_file import load_config
-from ..serve_config import serve_config
+from ..serve_config import APP_NAME, serve_config
 from .flags import Parser, add_config_flags
 
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add_config_flags(parser)
     parser.add_argument(
-        "--name", default="warmroot", metavar="TEXT", help="name of the application (default: warmroot)"
+        "--name", default=APP_NAME, metavar="TEXT", help=f"name of the application (default: {APP_NAME})"
     )
     flags = vars(parser.read(argv))
     name, config_file = flags.pop("name"), flags.pop("config")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from ...cluster.config_file import load_config
-from ..serve_config import serve_config
+from ..serve_config import APP_NAME, serve_config
 from .flags import Parser, add_config_flags
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         help=f"Ray's dashboard, also from RAY_API_SERVER_ADDRESS (default: {DEFAULT_ADDRESS})",
     )
     parser.add_argument(
-        "--name", default="warmroot", metavar="TEXT", help="name of the application (default: warmroot)"
+        "--name", default=APP_NAME, metavar="TEXT", help=f"name of the application (default: {APP_NAME})"
     )
     parser.add_argument("--no-wait", action="store_true", help="return once the cluster has taken it")
     flags = vars(parser.read(argv))

@@ -17,12 +17,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ...cluster.damaged import MISTAKES
 from ...cluster.errors import ConfigError
 
 MOONCAKE_BLOCK = 512
 _MOST_TOKENS = 10**8
-_BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a line that is no request makes its reader raise."""
 _SHARED_BY = 0.05
 """A first block that begins this share of all prompts is a system prompt: copies of a trace share it."""
 
@@ -149,7 +148,7 @@ def _read_lines(path: Path) -> tuple[list[TraceRequest], int]:
                 ids = tuple(map(int, row.get("hash_ids", ())))
                 arrival = _finite(float(row["timestamp"]) / 1e3)
                 requests.append(TraceRequest(arrival, _count(row["input_length"]), _count(row["output_length"]), ids))
-            except _BROKEN as error:
+            except MISTAKES as error:
                 raise ConfigError(f"trace: {path} line {number}: {error!r}", param="trace") from error
     return requests, block_tokens
 
@@ -161,7 +160,7 @@ def _read_csv(path: Path) -> list[TraceRequest]:
             try:
                 arrival = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
                 length, output = _count(row["ContextTokens"]), _count(row["GeneratedTokens"])
-            except _BROKEN as error:
+            except MISTAKES as error:
                 raise ConfigError(f"trace: {path} line {number}: {error!r}", param="trace") from error
             count = -(-length // MOONCAKE_BLOCK)
             requests.append(TraceRequest(arrival, length, output, tuple(range(fresh, fresh + count))))
