@@ -9,6 +9,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WORDS = ("river", "stone", "cloud", "lamp", "green", "seven", "walk", "under", "bright", "paper", "north", "glass")
 TOPICS = ("the sea", "old maps", "bread", "a long winter", "trains", "the number seven")
 NUM_TENANTS = 2
+ANSWER_TOKENS = (12, 40)
+"""Fewest and most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +30,8 @@ class Ask:
 class AskPool:
     """Draws requests. Prompts begin with one of a few prefixes, a popular one most often."""
 
-    def __init__(self, seed: int, *, shortest: int = 12, longest: int = 40) -> None:
-        """``shortest`` and ``longest`` bound the tokens of an answer."""
+    def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
-        self._lengths = (shortest, longest)
         self._prefixes = [" ".join(self._draw.choices(WORDS, k=90)) for _ in range(4)]
 
     def take(self, count: int) -> list[Ask]:
@@ -41,7 +41,7 @@ class AskPool:
 
     def _ask(self, number: int, kind: str, fields: Callable[[], dict[str, Any]]) -> Ask:
         chat = self._draw.random() < 0.4
-        body = {"max_tokens": self._draw.randint(*self._lengths), "return_token_ids": True, **fields()}
+        body = {"max_tokens": self._draw.randint(*ANSWER_TOKENS), "return_token_ids": True, **fields()}
         if chat and "logprobs" in body:
             body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
         body |= self._conversation() if chat else {"prompt": self._prompt()}

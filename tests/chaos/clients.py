@@ -80,14 +80,12 @@ class Clients:
     async def arrive(self, per_s: float, seed: int) -> None:
         """An open loop until ``stop``: requests come at random, so many a second, whatever has become of others."""
         draw = random.Random(seed)
-        under_way: set[asyncio.Task[None]] = set()
+        tasks: list[asyncio.Task[None]] = []
         async with self._connections(64) as http:
             while not self._stopping.is_set():
                 await asyncio.sleep(draw.expovariate(per_s))
-                task = asyncio.create_task(self._take(http, draw))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-            await asyncio.gather(*under_way)
+                tasks.append(asyncio.create_task(self._take(http, draw)))
+            await asyncio.gather(*tasks)  # those that ended long ago, too: what failed one must be heard of
 
     def stop(self) -> None:
         """Take no further request."""
@@ -125,7 +123,7 @@ class Clients:
     async def _try(self, http: httpx.AsyncClient, url: str, outcome: Outcome) -> None:
         ask, outcome.answer = outcome.ask, {}
         body = {**ask.body, "model": self._model, "stream": ask.stream}
-        headers = {"authorization": f"Bearer {self._keys[ask.tenant]}"} if self._keys else {}
+        headers = {"authorization": f"Bearer {self._keys[ask.tenant]}"}
         began = time.monotonic()
         async with http.stream("POST", url + ask.path, json=body, headers=headers) as response:
             if response.status_code != 200:

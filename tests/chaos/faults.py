@@ -58,8 +58,9 @@ def stop(site: Site, draw: random.Random, *, role: str, for_ever: bool) -> Strik
 def kill_leader(site: Site, draw: random.Random) -> Strike | None:
     """kill -9 of the process that leads a gang."""
     state = site.state()
-    leaders = {replica["pid"] for replica in (state or {"replicas": []})["replicas"] if replica["ranks"]}
-    victim = pick([one for one in site.find("replica") if one.process.inner_pid in leaders], draw)
+    gangs = [replica for replica in (state or {"replicas": []})["replicas"] if replica["ranks"]]
+    leaders = {(replica["ranks"][0]["host"], replica["pid"]) for replica in gangs}
+    victim = pick([one for one in site.find("replica") if (one.host.name, one.process.inner_pid) in leaders], draw)
     if victim is None:
         return None
     send(victim, signal.SIGKILL)

@@ -15,7 +15,7 @@ from .watch import recovered
 
 def recoveries(storm: Storm) -> list[dict[str, Any]]:
     """Each fault with its moment, victim and times; what is amiss when the next one strikes counts to both."""
-    events = sorted((event for event in storm.events), key=lambda event: event.at)
+    events = sorted(storm.events, key=lambda event: event.at)
     ends = [later.at for later in events[1:]] + [float("inf")]
     return [_recovery(storm, event, end) for event, end in zip(events, ends, strict=True)]
 

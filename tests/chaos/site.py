@@ -21,6 +21,8 @@ from ..integration.hosts_harness import GCS_PORT, Host, HostProcess, Lan, why_no
 
 PORT, REDIS_PORT, GCS_REDIS_PORT = 8000, 6380, 6390
 START_S = 400.0
+CPUS_EACH = 4
+"""That Ray may hand out on each worker."""
 DISK_BYTES = 256 * 2**20
 """What each host has for logs and temporary files."""
 KEYS = ("key-of-tenant-a", "key-of-tenant-b")
@@ -152,9 +154,10 @@ class Site:
         ready = [replica for replica in state["replicas"] if replica["state"] == "ready"]
         if len(ready) != self.size.replicas or len(state["replicas"]) != self.size.replicas:
             return f"{len(ready)} of {self.size.replicas} replicas are ready, {len(state['replicas'])} known"
-        alive = {(one.process.inner_pid) for one in found if one.role in ("replica", "rank")}
+        alive = {(one.host.name, one.process.inner_pid) for one in found if one.role in ("replica", "rank")}
+        pids = {pid for _, pid in alive}  # numbers are each host's own, and a replica without ranks tells no host
         for replica in ready:
-            if {replica["pid"], *(rank["pid"] for rank in replica["ranks"])} - alive:
+            if replica["pid"] not in pids or {(rank["host"], rank["pid"]) for rank in replica["ranks"]} - alive:
                 return f"replica {replica['replica']} has ended"
         return state["metadata_store"]["fault"]
 
@@ -192,7 +195,7 @@ def send(found: Found, number: signal.Signals) -> None:
 
 
 @contextmanager
-def running_site(size: Size, *, cpus_each: int = 4) -> Iterator[Site]:
+def running_site(size: Size) -> Iterator[Site]:
     """Start hosts, Redis, Ray and the application, and end them all."""
     scratch = Path(tempfile.mkdtemp(prefix="wrc", dir="/tmp"))  # Ray's sockets live there: paths must be short
     with ExitStack() as stack:
@@ -202,8 +205,8 @@ def running_site(size: Size, *, cpus_each: int = 4) -> Iterator[Site]:
             _limit_disk(lan.add_host())
         site = Site(lan, size)
         _start_redis(site.store, REDIS_PORT, site.store.address)
-        _start_redis(site.head, GCS_REDIS_PORT, "127.0.0.1")
-        _start_ray(site, cpus_each)
+        _start_redis(site.head, GCS_REDIS_PORT, "127.0.0.1", keeps=True)
+        _start_ray(site)
         _deploy(site)
         began = time.monotonic()
         while amiss := site.what_is_amiss():
@@ -218,21 +221,21 @@ def _limit_disk(host: Host) -> None:
     host.start(mount, os.environ).wait(20.0)
 
 
-def _start_redis(host: Host, port: int, address: str) -> None:
+def _start_redis(host: Host, port: int, address: str, *, keeps: bool = False) -> None:
     options = ["--port", str(port), "--bind", address, "--protected-mode", "no", "--save", "", "--appendonly", "no"]
-    if host.name == "host1":  # what the GCS has written must be there when it comes back
+    if keeps:  # what the GCS has written must be there when it comes back
         options[-1] = "yes"
         options += ["--dir", str(host.scratch)]
     host.start_forever(["redis-server", *options], os.environ)
 
 
-def _start_ray(site: Site, cpus_each: int) -> None:
+def _start_ray(site: Site) -> None:
     patient = {"RAY_gcs_rpc_server_reconnect_timeout_s": "120"}
     store = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{GCS_REDIS_PORT}", "RAY_external_storage_namespace": "chaos"}
     site.head.start_ray(site.head, num_cpus=0, **patient, **store)
     site.head.wait_ray(START_S)
     for host in site.workers:
-        host.start_ray(site.head, num_cpus=cpus_each, **patient)
+        host.start_ray(site.head, num_cpus=CPUS_EACH, **patient)
     for host in site.workers:
         host.wait_ray(START_S)
 

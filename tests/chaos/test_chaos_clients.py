@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-import uvicorn
+from openai_harness import listening
 
 from .asks import COMPLETIONS, Ask
 from .clients import Clients, Outcome
@@ -62,15 +62,8 @@ async def server(*replies: Reply) -> AsyncIterator[str]:
     async def app(scope, receive, send) -> None:
         await left.pop(0)(send)
 
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    running = uvicorn.Server(config)
-    running.install_signal_handlers = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
-    task = asyncio.create_task(running.serve())
-    while not running.started:
-        await asyncio.sleep(0.005)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    running.should_exit = running.force_exit = True
-    await task
+    async with listening(app) as url:
+        yield url
 
 
 async def asked(*replies: Reply, leave_after: int | None = None) -> Outcome:

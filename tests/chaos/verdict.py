@@ -105,10 +105,11 @@ class Inventory:
 
 def changes(before: Inventory, after: Inventory) -> list[str]:
     """Processes too many or too few, descriptors that survivors have gained, and shared memory of the dead."""
+    old, new = before.roles(), after.roles()
     problems = [
-        f"orphans: {after.roles()[role]} {role} processes, before {before.roles()[role]}"
-        for role in sorted(before.roles().keys() | after.roles().keys())
-        if before.roles()[role] != after.roles()[role]
+        f"orphans: {new[role]} {role} processes, before {old[role]}"
+        for role in sorted(old.keys() | new.keys())
+        if old[role] != new[role]
     ]
     for one in after.found:
         key = (one.host.name, one.process.inner_pid)
@@ -118,8 +119,8 @@ def changes(before: Inventory, after: Inventory) -> list[str]:
     segments = {host: (before.shared_memory[host], names) for host, names in after.shared_memory.items()}
     more = sum(len(names) for _, names in segments.values()) - sum(len(names) for names, _ in segments.values())
     if more > 0:
-        new = {host: sorted(names - old) for host, (old, names) in segments.items()}
-        problems.append(f"leaked: {more} segments of shared memory among {new}")
+        gained = {host: sorted(names - known) for host, (known, names) in segments.items()}
+        problems.append(f"leaked: {more} segments of shared memory among {gained}")
     return problems
 
 

@@ -17,7 +17,6 @@ JUNK = st.one_of(
     st.sampled_from([[], {}, [None], [[]], [[1], "a"], ["a", 1], {"a": None}, {"": {}}, nested(DEEP), nested(300)]),
 )
 SHORT = st.text(alphabet="ab é🙂\n<|", min_size=1, max_size=6)
-FEW = st.integers(1, 5)
 Field = tuple[st.SearchStrategy[Any], tuple[Any, ...]]
 """What is served, and what is refused or at the edge of it."""
 

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from fuzz_mutate import mutate_bytes
 from fuzz_wire import INFO, LOAD, REQUEST, message_seeds
+from polling import until
 
 from warmroot.actors.parallel.link import Hello, Listener, connect, frame
 from warmroot.cluster.errors import ReplicaUnavailableError
@@ -50,14 +51,6 @@ class Replica:
             if last:
                 del self.running[name]
         return deltas
-
-
-async def until(condition):
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.002)
-
-    await asyncio.wait_for(poll(), 20)
 
 
 @pytest.fixture

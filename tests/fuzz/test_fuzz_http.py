@@ -17,7 +17,6 @@ class Listening(TinyApi):
         super().__init__()
         config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
         self.server = uvicorn.Server(config)
-        self.server.install_signal_handlers = lambda: None
         started = threading.Event()
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(started), self.loop)
         assert started.wait(20)

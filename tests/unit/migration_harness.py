@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 from engine_harness import NAMESPACE, ScriptedExecutor
+from polling import until
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
@@ -132,7 +133,7 @@ class MigratingCluster:
         await self.membership.start()
         for name in self.names:
             await self.start(name)
-        await self.until(lambda: len(self.membership.ready()) == len(self.names))
+        await until(lambda: len(self.membership.ready()) == len(self.names))
         return self
 
     async def __aexit__(self, *error):
@@ -149,21 +150,14 @@ class MigratingCluster:
         return replica
 
     async def ready(self, *names):
-        await self.until(lambda: {member.info.replica for member in self.membership.ready()} == set(names))
-
-    async def until(self, condition):
-        async def poll():
-            while not condition():
-                await asyncio.sleep(0.002)
-
-        await asyncio.wait_for(poll(), 20)
+        await until(lambda: {member.info.replica for member in self.membership.ready()} == set(names))
 
     async def run(self, source):
         return [delta async for delta in self.dispatcher.generate(source)]
 
     async def check_clean(self):
         """Nothing is left of any request, wherever it was."""
-        await self.until(lambda: all(replica.is_clean for replica in self.replicas.values() if replica.alive))
+        await until(lambda: all(replica.is_clean for replica in self.replicas.values() if replica.alive))
         in_flight = self.dispatcher.core.in_flight
         assert all(in_flight.unfinished(name) == 0 for name in self.replicas)
 

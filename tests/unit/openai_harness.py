@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,22 +140,23 @@ class Rig:
         while self.generator.live:
             await asyncio.sleep(0.001)
 
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
+    def listening(self) -> AbstractAsyncContextManager[str]:
         """A real server on a free loopback port; its address."""
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-        server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None
-        task = asyncio.create_task(server.serve())
-        try:
-            while not server.started:
-                await asyncio.sleep(0.005)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            server.force_exit = True
-            await task
+        return listening(self.app)
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """A real server of an ASGI application on a free loopback port; its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    task = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0.005)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
 
 
 def events(text: str) -> list[Any]:

@@ -3,6 +3,7 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from polling import until
 
 from warmroot.cluster.errors import (
     DeadlineExceededError,
@@ -61,14 +62,6 @@ def request(request_id="r"):
 
 def delta(request_id, index=0, finish=None):
     return TokenDelta(request_id=RequestId(request_id), index=index, token_ids=[index + 100], finish_reason=finish)
-
-
-async def until(condition):
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.002)
-
-    await asyncio.wait_for(poll(), 20)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from engine_harness import expected_output
 from migration_harness import VOCAB, MigratingCluster, check_whole, ends_with, request, scripted_engine
+from polling import until
 
 from warmroot.actors.draining import drain
 from warmroot.cluster.errors import DeadlineExceededError, OverloadedError, PoisonRequestError, ReplicaUnavailableError
@@ -39,7 +40,7 @@ async def test_a_replica_may_be_lost_at_any_token(way):
             await cluster.start("a", on_step=at(count, way))
             await cluster.ready("a")
             task = asyncio.ensure_future(cluster.run(request()))
-            await cluster.until(lambda: cluster.replicas["a"].taken)
+            await until(lambda: cluster.replicas["a"].taken)
             await cluster.start("b")
             deltas = await asyncio.wait_for(task, 20)
             assert check_whole(deltas) == EXPECTED
@@ -59,7 +60,7 @@ async def test_before_the_first_token_the_next_best_takes_it():
         for replica in cluster.replicas.values():
             replica.stop_computing()
         task = asyncio.ensure_future(cluster.run(request()))
-        await cluster.until(lambda: any(replica.taken for replica in cluster.replicas.values()))
+        await until(lambda: any(replica.taken for replica in cluster.replicas.values()))
         first, other = sorted(cluster.replicas.values(), key=lambda replica: not replica.taken)
         other.loop = asyncio.ensure_future(other.steps())
         first.kill()
@@ -78,7 +79,7 @@ async def test_it_moves_as_often_as_it_must():
             await cluster.start(name, on_step=at(2, "hand_back"))
         await cluster.ready(*"abcde")
         task = asyncio.ensure_future(cluster.run(request()))
-        await cluster.until(lambda: all(replica.taken for replica in cluster.replicas.values()) or task.done())
+        await until(lambda: all(replica.taken for replica in cluster.replicas.values()) or task.done())
         await cluster.start("f")
         deltas = await task
         assert check_whole(deltas) == EXPECTED
@@ -157,7 +158,7 @@ async def test_a_full_replica_takes_what_another_had_accepted():
         await cluster.ready("a", "b")
         cluster.replicas["a"].kill()
         rest = asyncio.ensure_future(cluster_rest(stream))
-        await cluster.until(lambda: b.taken)
+        await until(lambda: b.taken)
         assert isinstance(await ends_with(cluster.run(request("new"))), OverloadedError)
         # It goes before the one that waits: it came earlier.
         assert [waiting.id for waiting in b.engine.scheduler.waiting] == ["r~1", "waits"]
@@ -212,7 +213,7 @@ async def test_a_replica_that_was_cut_off_and_comes_back_disturbs_nobody(monkeyp
         assert check_whole(deltas) == expected_output(PROMPT, 400, VOCAB)
         assert cluster.dispatcher.routing().migrations == {"silence": 1}
         # No word of the end reaches it, but it hears nothing either.
-        await cluster.until(lambda: a.is_clean)
+        await until(lambda: a.is_clean)
         link.through.set()
         await cluster.ready("a", "b")
         b.kill()
@@ -227,7 +228,7 @@ async def test_many_streams_move_at_once_and_nothing_is_left_behind():
         prompts = [[number % 5, 7, number, 9, 9] for number in range(30)]
         sources = [request(str(number), prompt, max_tokens=60) for number, prompt in enumerate(prompts)]
         tasks = [asyncio.ensure_future(cluster.run(source)) for source in sources]
-        await cluster.until(lambda: all(len(replica.sent) >= 5 for replica in cluster.replicas.values()))
+        await until(lambda: all(len(replica.sent) >= 5 for replica in cluster.replicas.values()))
         cluster.replicas["a"].kill()
         await asyncio.sleep(0.02)
         cluster.replicas["b"].fail()
@@ -246,7 +247,7 @@ async def test_a_request_that_moves_counts_once():
         warm.on_step = at(6, "kill")
         warm.sent.clear()
         task = asyncio.ensure_future(cluster.run(request("r", prompt)))
-        await cluster.until(lambda: len(warm.taken) == 2)
+        await until(lambda: len(warm.taken) == 2)
         await cluster.start("b")
         first = (await task)[0]
         assert first.cached_tokens == 39
@@ -286,7 +287,7 @@ async def test_a_draining_replica_keeps_what_ends_soon_and_hands_back_the_rest()
             asyncio.ensure_future(cluster.run(request(name, max_tokens=count)))
             for name, count in (("short", 20), ("long", 900))
         )
-        await cluster.until(lambda: len(a.sent) == 2)
+        await until(lambda: len(a.sent) == 2)
         b = await cluster.start("b")
         await cluster.ready("a", "b")
         await drained(a, has_others=True, grace_s=10.0)
@@ -303,7 +304,7 @@ async def test_alone_it_keeps_all_until_the_end():
         a = cluster.replicas["a"]
         a.step_s = 0.005
         task = asyncio.ensure_future(cluster.run(request(max_tokens=900)))
-        await cluster.until(lambda: a.sent)
+        await until(lambda: a.sent)
         await drained(a, has_others=False, grace_s=1.0)
         assert a.is_clean and not task.done()
         await cluster.start("b")
@@ -322,10 +323,10 @@ async def test_a_draining_replica_says_so_to_who_connects():
         a.server.drain()
         late = Membership(cluster.bus, "secret")
         await late.start()
-        await cluster.until(lambda: [status.state.value for status in late.replicas()] == ["draining"])
+        await until(lambda: [status.state.value for status in late.replicas()] == ["draining"])
         client = ChannelClient(a.info, "secret")
         client.start()
-        await cluster.until(lambda: client.draining)
+        await until(lambda: client.draining)
         error = await ends_with(client.submit(request()))
         assert isinstance(error, ReplicaUnavailableError) and "about to stop" in error.message
         await client.close()

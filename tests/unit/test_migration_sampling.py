@@ -9,6 +9,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from migration_harness import MigratingCluster, check_whole, request
+from polling import until
 from sampled_requests import PARAMS, requests_with
 
 from warmroot.actors.engine.config import EngineConfig
@@ -105,7 +106,7 @@ async def serve_while(make_engine, losses):
             due = 0
             for count, way in losses:
                 due += count
-                await cluster.until(lambda due=due: seen >= due or all(task.done() for task in tasks))
+                await until(lambda due=due: seen >= due or all(task.done() for task in tasks))
                 victim = next(replica for replica in cluster.replicas.values() if replica.alive)
                 await cluster.start(next(names))
                 getattr(victim, way)()
