@@ -43,6 +43,7 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gangs", type=int, default=1, help="replicas of two ranks (default: 1)")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the report there too")
+    parser.add_argument("--logs", type=Path, default=None, metavar="FOLDER", help="keep the hosts' logs if it fails")
     return parser.parse_args(argv)
 
 
@@ -68,6 +69,8 @@ def storm_over(
     problems = [f"lost: {one}" for one in judgement.lost] + [f"wrong: {one}" for one in wrong]
     problems += unexplained_cuts(storm.clients.outcomes, storm.events)
     problems += at_rest(site, before)
+    if problems and given.logs is not None:
+        site.keep_logs(given.logs)
     events = report.recoveries(storm)
     return {
         "requests": report.requests(storm.clients.outcomes, judgement, ties),
@@ -115,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     say(report.table(found["faults"]))
     for problem in found["problems"]:
         say(problem)
-    parameters = {name: value for name, value in vars(given).items() if name != "json"}
+    parameters = {name: value for name, value in vars(given).items() if name not in ("json", "logs")}
     line = json.dumps({"chaos": parameters, "machine": machine_facts(), **found})
     if given.json is not None:
         given.json.write_text(line + "\n")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree, which
+from shutil import copytree, rmtree, which
 from typing import Any
 
 import httpx
@@ -181,6 +181,16 @@ class Site:
         """Take the application down, as an operator does."""
         command = [sys.executable, "-c", _REMOVE, f"{self.head.address}:{GCS_PORT}"]
         self.head.start(command, self.head.environment()).wait(120.0)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy there what the hosts' commands and all of Ray's processes have said."""
+        for host in self.lan.hosts:
+            for log in host.logs:
+                copytree(log.parent, folder / host.name, dirs_exist_ok=True)
+            inner = Path(f"/proc/{host.init}/root{host.scratch}")  # a disk that only the host sees
+            for session in inner.glob("session_*/logs"):
+                if not session.parent.is_symlink():
+                    copytree(session, folder / host.name / "ray", dirs_exist_ok=True, symlinks=True)
 
     @property
     def logs(self) -> str:
