@@ -162,6 +162,6 @@ def _kv_memory(config: WarmrootConfig) -> KvMemoryConfig:
         num_kv_blocks=cache.num_kv_blocks,
         kv_cache_memory=cache.kv_cache_memory,
         gpu_memory_utilization=cache.gpu_memory_utilization,
-        num_sharers=config.deploy.num_replicas,
+        num_sharers=config.most_replicas,
         step_tokens=config.scheduler.max_num_batched_tokens,
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from .autoscaling_config import AutoscalingConfig
 from .config_errors import explain_invalid, unknown_key
 from .config_section import Bytes, Names, Section
 from .errors import ConfigError
@@ -195,7 +196,7 @@ class DeployConfig(Section):
     """Replicas and the Ray cluster that they live in."""
 
     num_replicas: int = Field(1, ge=1)
-    """Copies of the model, each with its own KV cache."""
+    """Copies of the model, each with its own KV cache, where max_replicas does not make their number follow the work."""
     threads_per_replica: int | None = Field(None, ge=1)
     """CPU threads that compute in each replica. Default: the machine's cores shared among its replicas."""
     device: DeviceName = "auto"
@@ -251,6 +252,7 @@ class WarmrootConfig(Section):
     limits: TimeLimits
     requests: RequestLimits
     deploy: DeployConfig
+    autoscaling: AutoscalingConfig
 
     SECTIONS: ClassVar[Mapping[str, type[Section]]] = {
         "model": ModelConfig,
@@ -265,7 +267,19 @@ class WarmrootConfig(Section):
         "limits": TimeLimits,
         "requests": RequestLimits,
         "deploy": DeployConfig,
+        "autoscaling": AutoscalingConfig,
     }
+
+    @property
+    def first_replicas(self) -> int:
+        """Copies of the model that are started with the application: at least one, for the others learn from it."""
+        scaling = self.autoscaling
+        return self.deploy.num_replicas if scaling.max_replicas is None else max(1, scaling.min_replicas)
+
+    @property
+    def most_replicas(self) -> int:
+        """Copies of the model that there may be."""
+        return self.autoscaling.max_replicas or self.deploy.num_replicas
 
     @classmethod
     def keys(cls) -> dict[str, FieldInfo]:

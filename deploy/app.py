@@ -111,7 +111,7 @@ def _deployment(body: Any, **options: Any) -> serve.Deployment:
 
 def replica_threads(config: WarmrootConfig) -> int:
     """CPU threads of each replica: as asked, or the machine's cores shared among its replicas; one a rank at least."""
-    threads = config.deploy.threads_per_replica or (os.cpu_count() or 1) // config.deploy.num_replicas
+    threads = config.deploy.threads_per_replica or (os.cpu_count() or 1) // config.most_replicas
     return max(threads, config.parallel.topology().world_size)
 
 

@@ -57,7 +57,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
         read_key_file(Path(server.api_keys_file))  # the ingress reads it, but its errors come late
     check_certificates(config.tls, ray_address=deploy.ray_address)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the display says what matters
-    display = StartupDisplay(Console(stderr=True, quiet=not progress), deploy.num_replicas)
+    display = StartupDisplay(Console(stderr=True, quiet=not progress), config.first_replicas)
     with display:
         if deploy.ray_address is None:
             display.stage(f"finding {config.model.model}")
@@ -68,7 +68,7 @@ def run(config: WarmrootConfig | str, *, progress: bool = True, **keys: Any) -> 
             with SyncBus(RedisEventBus(store)) as bus:
                 bus.check()
         display.stage("starting Ray")
-        wanted = deploy.num_cpus or deploy.num_replicas * replica_threads(config)
+        wanted = deploy.num_cpus or config.most_replicas * replica_threads(config)
         sigterm = signal.getsignal(signal.SIGTERM)
         started_ray = ensure_ray(address=deploy.ray_address, num_cpus=wanted, settings=of_endpoint(config))
         _retake_sigterm(sigterm)
@@ -165,8 +165,8 @@ def endpoint(config: WarmrootConfig) -> str:
 
 def _announce(console: Console, config: WarmrootConfig, handle: Handle) -> None:
     url, name = endpoint(config), config.model.names[0]
-    console.print(f"[bold]{name}[/] is served at [bold]{url}/v1[/] by {config.deploy.num_replicas} replica(s)")
-    for line in runs_on(asdict(replica.info) for replica in _known_replicas(handle, config.deploy.num_replicas)):
+    console.print(f"[bold]{name}[/] is served at [bold]{url}/v1[/] by {config.first_replicas} replica(s)")
+    for line in runs_on(asdict(replica.info) for replica in _known_replicas(handle, config.first_replicas)):
         console.print("  " + line, highlight=False)
     console.print(f"  warmroot chat --url {url}      talk to it", highlight=False)
     console.print(f"  warmroot status --url {url}    look at its replicas", highlight=False)
@@ -187,7 +187,7 @@ class _Placement:
     def __init__(self, config: WarmrootConfig, is_local: bool) -> None:
         self._bundles = gang_bundles(config)
         self._labels = config.deploy.label_selector
-        self._num_replicas = config.deploy.num_replicas
+        self._num_replicas = config.first_replicas
         self._is_local = is_local
         self._due = time.monotonic() + _PLACEMENT_S
         self._said = ""
