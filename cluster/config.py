@@ -196,7 +196,7 @@ class DeployConfig(Section):
     """Replicas and the Ray cluster that they live in."""
 
     num_replicas: int = Field(1, ge=1)
-    """Copies of the model, each with its own KV cache, where max_replicas does not make their number follow the work."""
+    """Copies of the model, each with its own KV cache. With max_replicas their number follows the work instead."""
     threads_per_replica: int | None = Field(None, ge=1)
     """CPU threads that compute in each replica. Default: the machine's cores shared among its replicas."""
     device: DeviceName = "auto"
@@ -272,9 +272,9 @@ class WarmrootConfig(Section):
 
     @property
     def first_replicas(self) -> int:
-        """Copies of the model that are started with the application: at least one, for the others learn from it."""
+        """Copies of the model that are started with the application."""
         scaling = self.autoscaling
-        return self.deploy.num_replicas if scaling.max_replicas is None else max(1, scaling.min_replicas)
+        return self.deploy.num_replicas if scaling.max_replicas is None else scaling.min_replicas
 
     @property
     def most_replicas(self) -> int:
