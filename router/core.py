@@ -6,18 +6,17 @@ answers where each request goes; one that had better wait is bound later, when a
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 
 from ..cluster.errors import DeadlineExceededError, WarmrootError
 from ..cluster.ids import BlockHash, ReplicaId
 from ..kv_store.hashing import salted
-from ..kv_store.slots import Held, ReplicaSlots
 from .admission import Admission, Prospect, QueueLimits
 from .cached_columns import CachedColumns
 from .fleet import Fleet, KnownReplica
 from .late_binding import LateBinding
+from .matching_index import MatchingIndex
 from .openai.cluster_state import RoutingStats
 from .peers import Peers
 from .policy.base import Candidates, Column, Numbers, Policy, Prefix, Ranking, RoutingRequest
@@ -25,23 +24,11 @@ from .policy.in_flight import Account, InFlight
 from .policy.warm_prefix import decode_slowdown
 from .ticket import Decision, Ticket
 from .waiting_line import Claim, WaitingLine
+from .work import WorkMeter
 
 HISTORY = 1024
 MIN_DECODE_SAMPLE = 16
 """Tokens of an output from which the decode rate is learned."""
-
-
-class MatchingIndex(Protocol):
-    """Tells who holds a prompt's prefix, as ``PrefixIndex`` does."""
-
-    @property
-    def slots(self) -> ReplicaSlots:
-        """Whose the bits of masks are."""
-        ...
-
-    def held(self, namespace: BlockHash, tokens: bytes, block_size: int) -> Held:
-        """Leading tokens that sets of replicas hold."""
-        ...
 
 
 class RoutingCore:
@@ -68,6 +55,7 @@ class RoutingCore:
         self.fleet = Fleet(tokens_per_id)
         self.in_flight = InFlight(clock, on_change=self._account_changed)
         self.peers = Peers(name, clock, self._peers_changed)
+        self.work = WorkMeter(clock)
         self.decisions: deque[Decision] = deque(maxlen=history)
         self._index = index
         self._cached = CachedColumns(index.slots)
@@ -126,6 +114,8 @@ class RoutingCore:
         """
         ticket = Ticket(request, on_bound, self._clock(), moved=moved)
         candidates, ranking = self._rank(ticket)
+        if not moved:
+            self.work.arrived(float(candidates.prefill_s(candidates.uncached(request.prompt_tokens))[ranking.place]))
         if moved or self._may_bind(ticket, candidates, ranking):
             self._bind(ticket, candidates, ranking)
         else:
@@ -158,6 +148,8 @@ class RoutingCore:
         if reservation is None or decision is None:
             return
         ticket.first_at = self._news_at = self._clock()
+        if not ticket.moved:
+            self.work.first_token(ticket.first_at - ticket.arrived, reservation.prefill_s)
         self.in_flight.first_token(reservation)
         self.policy.first_token(ticket.request, reservation.replica)
         self._note(decision, reservation.replica, cached_tokens, moved=ticket.moved)
@@ -177,6 +169,7 @@ class RoutingCore:
         self._news_at = self._clock()
         self._line.shares.charge(ticket.request.tenant, output_tokens)
         if ticket.reservation is not None and output_tokens >= MIN_DECODE_SAMPLE:
+            self.work.decoded(output_tokens, self._news_at - ticket.first_at)
             self._learn_decode(ticket.reservation.replica, (self._news_at - ticket.first_at) / output_tokens)
         self._release(ticket)
         self.pump()

@@ -157,6 +157,11 @@ class InFlight:
         account = self._accounts.get(replica)
         return account.unfinished if account else 0
 
+    def queued(self) -> tuple[int, float]:
+        """Requests whose prefill waits for another one that was sent to the same replica, and the seconds it takes."""
+        queues = [account for account in self._accounts.values() if len(account.prefills) > 1]
+        return sum(len(one.prefills) - 1 for one in queues), sum(one.sent_s - one.head_s for one in queues)
+
     def _end_prefill(self, reservation: Reservation) -> Account:
         account = self._accounts[reservation.replica]
         del account.prefills[id(reservation)]
