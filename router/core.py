@@ -75,6 +75,11 @@ class RoutingCore:
         """Requests that wait in the router."""
         return len(self._line)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that these want computed."""
+        return self._line.tokens()
+
     def sync(self, replicas: Iterable[KnownReplica]) -> None:
         """These are the replicas that may be chosen now, with their latest words."""
         fleet, present = self.fleet, set[ReplicaId]()

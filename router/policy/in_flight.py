@@ -157,10 +157,14 @@ class InFlight:
         account = self._accounts.get(replica)
         return account.unfinished if account else 0
 
-    def queued(self) -> tuple[int, float]:
-        """Requests whose prefill waits for another one that was sent to the same replica, and the seconds it takes."""
-        queues = [account for account in self._accounts.values() if len(account.prefills) > 1]
-        return sum(len(one.prefills) - 1 for one in queues), sum(one.sent_s - one.head_s for one in queues)
+    def queued(self) -> tuple[int, int, float]:
+        """Requests that were sent and have not ended; those of them whose prefill waits for another one on the same
+        replica; and the seconds that these take.
+        """
+        accounts = self._accounts.values()
+        queues = [account for account in accounts if len(account.prefills) > 1]
+        waiting_s = sum(account.sent_s - account.head_s for account in queues)
+        return sum(one.unfinished for one in accounts), sum(len(one.prefills) - 1 for one in queues), waiting_s
 
     def _end_prefill(self, reservation: Reservation) -> Account:
         account = self._accounts[reservation.replica]
