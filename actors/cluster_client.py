@@ -47,15 +47,17 @@ class ClusterClient:
         model: str | None = None,
         *,
         token: str | None = None,
+        build: str | None = None,
         timeout_s: float = 3600.0,
         record_trace: str | None = None,
     ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
 
-        With ``token``, words of an earlier run of the cluster, which had another, are passed over.
+        With ``token``, words of an earlier run of the cluster, which had another, are passed over; with ``build`` those
+        of an application that is being replaced.
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
-        card = await _card(bus, model, token, timeout_s)
+        card = await _card(bus, model, token, build, timeout_s)
         limits = TimeLimits(**card.limits)
         membership = Membership(bus, card.token, model=card.model, limits=limits)
         queue = queue_limits(card)
@@ -104,7 +106,9 @@ def queue_limits(card: ModelCard) -> QueueLimits:
     )
 
 
-async def _card(bus: ClusterBus, model: str | None, token: str | None, timeout_s: float) -> ModelCard:
+async def _card(
+    bus: ClusterBus, model: str | None, token: str | None, build: str | None, timeout_s: float
+) -> ModelCard:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     reason = ""
@@ -113,7 +117,7 @@ async def _card(bus: ClusterBus, model: str | None, token: str | None, timeout_s
             card = await bus.card(model)
         except ConnectionError as error:
             card, reason = None, f": {error}"
-        if card is not None and token in (None, card.token):
+        if card is not None and token in (None, card.token) and build in (None, card.build):
             return card
         await asyncio.sleep(CARD_POLL_S)
     raise ReplicaUnavailableError(f"no replica of {model or 'a single model'} came up in {timeout_s:g} s{reason}")

@@ -13,13 +13,11 @@ from ..router.tokenizer import Tokenizer
 from .engine.config import EngineConfig
 from .loaded_model import LoadedModel, StartCrew
 from .local_engine import DeltaSink, EventSink, FailureSink, LocalEngine, ignore
+from .models.fingerprint import fingerprint
 from .models.source import resolve_model
 from .models.spec import model_len
 from .parallel.spawn import RankProcesses
 from .runner.calibration import Calibration, calibrate
-
-WEIGHTS_VERSION = "0"
-"""Of the weights as they were loaded; an update of the weights moves the namespace of the cache on."""
 
 MAX_DECODE_DELAY_S = 0.25
 MIN_CHUNK = 32
@@ -36,7 +34,8 @@ class EngineHost:
     model: LoadedModel
     tokenizer: Tokenizer
     calibration: Calibration
-    namespace: BlockHash
+    weights_version: str
+    """Of the weights that were loaded."""
     max_model_len: int
 
     @classmethod
@@ -56,15 +55,19 @@ class EngineHost:
         except BaseException:
             model.executor.shutdown()
             raise
-        weights = f"{WEIGHTS_VERSION} {model.weights_format}"
         return cls(
             config=config,
             model=model,
             tokenizer=tokenizer,
             calibration=calibration,
-            namespace=namespace_root(config.model.names[0], weights, "", model.kv_format, ""),
+            weights_version=config.model.weights_version or fingerprint(path),
             max_model_len=model_len(model.spec, config.model.max_model_len),
         )
+
+    def namespace(self, weights_version: str, weights_format: str) -> BlockHash:
+        """Root of the block hashes with such weights."""
+        weights = f"{weights_version} {weights_format}"
+        return namespace_root(self.config.model.names[0], weights, "", self.model.kv_format, "")
 
     def start(
         self, on_deltas: DeltaSink, on_events: EventSink = ignore, on_failure: FailureSink = ignore
@@ -85,7 +88,8 @@ class EngineHost:
             vocab_size=self.model.spec.vocab_size,
             speculation=self.config.speculation.speculative_config,
         )
-        return self.model.start(settings, self.namespace, on_deltas, on_events, on_failure)
+        namespace = self.namespace(self.weights_version, self.model.weights_format)
+        return self.model.start(settings, namespace, on_deltas, on_events, on_failure)
 
     def _chunk(self) -> int:
         """Prompt tokens that running decodes can wait for."""
@@ -99,7 +103,7 @@ class EngineHost:
             epoch=epoch,
             model=self.config.model.names[0],
             address=address,
-            kv_namespace=self.namespace,
+            kv_namespace=self.namespace(self.weights_version, model.weights_format),
             block_size=executor.layout.block_size,
             kv_total_blocks=(executor.num_blocks - 1) * model.num_groups,
             max_num_seqs=scheduler.max_num_seqs * model.num_groups,
@@ -111,6 +115,7 @@ class EngineHost:
             pid=pid,
             kernels=model.kernels,
             weights_format=model.weights_format,
+            weights_version=self.weights_version,
             kv_format=model.kv_format,
             num_threads=model.num_threads,
             ranks=model.ranks(),

@@ -35,15 +35,18 @@ class Ingress:
         _replicas: Sequence[DeploymentHandle],
         token: str,
         open_admin: bool = False,
+        build: str = "",
     ) -> None:
         """``configs``: one for each model, the first one's for all that is the ingress's own.
 
         ``_replicas`` makes Serve start the replicas with the ingress; requests do not go through it. ``token`` is the
-        secret of their channels. ``open_admin``: without any keys, whoever reaches this is an admin.
+        secret of their channels. ``open_admin``: without any keys, whoever reaches this is an admin. ``build``: of the
+        application; models are served as that one's replicas describe them.
         """
         listen_at_node_address()
         self._configs = configs
         self._token = token
+        self._build = build
         self._open_admin = open_admin
         self._clients: dict[str, ClusterClient] = {}
         self._frontends: dict[str, Frontend] = {}
@@ -113,6 +116,7 @@ class Ingress:
                 bus,
                 config.model.names[0],
                 token=self._token,
+                build=self._build,
                 timeout_s=config.limits.replica_start_timeout,
                 record_trace=config.routing.record_trace,
             )

@@ -46,11 +46,13 @@ logger = logging.getLogger(__name__)
 class Replica:
     """Serve deployment of one model. Requests come over the channel; ``generate`` serves plain Serve handles."""
 
-    async def __init__(self, config: WarmrootConfig, token: str, channel_host: str | None = None) -> None:
+    async def __init__(
+        self, config: WarmrootConfig, token: str, channel_host: str | None = None, build: str = ""
+    ) -> None:
         """Load, warm up, listen, announce.
 
         ``token`` is the secret that opens the channel; ``channel_host`` where it listens, by default at the address
-        by which other nodes know this one.
+        by which other nodes know this one. ``build``: of the application.
         """
         listen_at_node_address()
         self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
@@ -74,7 +76,7 @@ class Replica:
         self._engine = self._host.start(self._on_deltas, self._on_events, self._on_failure)
         self._exits.callback(self._engine.close)
         self._exits.push_async_callback(self._let_go, config.limits.shutdown_grace)
-        self._card = self._host.card(token)
+        self._card = replace(self._host.card(token), build=build)
         with suppress(ConnectionError):  # the first snapshot brings it again
             await self._bus.put_card(self._card)
         await self._warm_up()
@@ -182,8 +184,10 @@ class Replica:
                 pass
 
     async def _snapshot(self) -> list[KvEvent]:
-        # A bus that wants a snapshot may have been restarted: it does not know the model either.
-        await self._bus.put_card(self._card)
+        # A bus that wants a snapshot may have been restarted: it does not know the model either. A card that is there
+        # may be that of a newer build.
+        if await self._bus.card(self.info.model) is None:
+            await self._bus.put_card(self._card)
         return await asyncio.wrap_future(self._engine.snapshot())
 
     def _on_deltas(self, deltas: list[TokenDelta]) -> None:

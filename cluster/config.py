@@ -61,6 +61,9 @@ class ModelConfig(Section):
     """Folder, GGUF file or hub id of the tokenizer. Default: the model's own."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    weights_version: str | None = Field(None, pattern=r"^[A-Za-z0-9._:+-]{1,64}$")
+    """Name of the weights: cached keys and values are used only with the version that made them. Default: a fingerprint
+    of the checkpoint's files."""
     dtype: DtypeName = "auto"
     """Type of weights and activations. auto: the one that suits checkpoint and device."""
     quantization: QuantizationName = "auto"

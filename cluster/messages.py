@@ -171,6 +171,8 @@ class ReplicaInfo:
     kernels: str = ""
     """What computes: native kernels of an instruction set, or torch."""
     weights_format: str = ""
+    weights_version: str = ""
+    """Which weights these are."""
     kv_format: str = ""
     num_threads: int = 0
     """CPU threads that compute, in all ranks together."""
@@ -204,6 +206,8 @@ class ModelCard:
     """``OverloadConfig`` by key."""
     max_num_queued_reqs: int = 1024
     """Requests for each replica that may wait in a router."""
+    build: str = ""
+    """Of the application: while it is renewed, replicas of two builds have a card of the same model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

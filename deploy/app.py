@@ -16,6 +16,7 @@ from ..actors.replica import Replica
 from ..cluster.application_args import read_models
 from ..cluster.config import ModelConfig, WarmrootConfig
 from ..cluster.errors import ConfigError
+from .channel_token import channel_token
 from .serve_config import APP_NAME, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
 
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
@@ -39,12 +40,12 @@ def application(
     ``single_node`` keeps the replicas' channels on loopback: no other machine will ever need them. ``open_admin``: only
     this machine reaches the API, so that ``/admin`` may be open where there are no keys.
     """
-    first, token = configs[0], secrets.token_hex(16)
+    first, token, build = configs[0], channel_token(), secrets.token_hex(8)
     channel_host = "127.0.0.1" if single_node else None
     # A replica sets its threads itself: with a runtime environment Ray could not use a worker that it has ready.
     configs = [_with_threads(config) for config in configs]
     replicas = [
-        _replicas(name, config).bind(config, token, channel_host)
+        _replicas(name, config).bind(config, token, channel_host, build)
         for name, config in zip(replica_deployments(configs), configs, strict=True)
     ]
     ingress = _deployment(
@@ -57,7 +58,7 @@ def application(
         graceful_shutdown_timeout_s=first.limits.shutdown_grace,
     )
     models = [config for at, config in enumerate(configs) if all(config.model != c.model for c in configs[:at])]
-    return ingress.bind(models, replicas, token, open_admin)
+    return ingress.bind(models, replicas, token, open_admin, build)
 
 
 def replica_deployments(configs: Sequence[WarmrootConfig]) -> list[str]:

@@ -44,9 +44,9 @@ def info_to_wire(info: ReplicaInfo) -> dict[str, Any]:
 
 def info_from_wire(wire: dict[str, Any]) -> ReplicaInfo:
     """Inverse of ``info_to_wire``."""
-    fields = dict(wire)
+    fields = _known(ReplicaInfo, wire)
     ranks = cast("list[dict[str, Any]]", fields.get("ranks", ()))
-    fields["ranks"] = tuple(_checked(RankInfo(**rank)) for rank in ranks)
+    fields["ranks"] = tuple(_checked(RankInfo(**_known(RankInfo, rank))) for rank in ranks)
     info = _checked(ReplicaInfo(**fields))
     return dataclasses.replace(info, replica=ReplicaId(info.replica))
 
@@ -74,7 +74,7 @@ def unpack_card(data: bytes) -> ModelCard:
     inflater = zlib.decompressobj()
     try:
         fields = _unpack(inflater.decompress(data, _MAX_CARD_BYTES))
-        return _checked(ModelCard(**fields | {"names": tuple(map(str, fields["names"]))}))
+        return _checked(ModelCard(**_known(ModelCard, {**fields, "names": tuple(map(str, fields["names"]))})))
     except (zlib.error, TypeError, KeyError) as error:
         raise ValueError(f"not a model's card: {error}") from error
 
@@ -87,7 +87,7 @@ def pack_note(note: StartupNote) -> bytes:
 def unpack_note(data: bytes) -> StartupNote:
     """Inverse of ``pack_note``."""
     try:
-        return _checked(StartupNote(**_unpack(data)))
+        return _checked(StartupNote(**_known(StartupNote, _unpack(data))))
     except TypeError as error:
         raise ValueError(f"not a note of a start: {error}") from error
 
@@ -119,6 +119,11 @@ def _hot(root: Any, size: Any, tokens: Any, heat: Any, load: Any, salt: Any) -> 
     if not (0 <= heat < math.inf and 0 <= load < math.inf):
         raise ValueError(f"a hot prefix must not have heat {heat!r:.40} and load {load!r:.40}")
     return HotPrefix(BlockHash(root), size, tokens, float(heat), float(load), str(salt))
+
+
+def _known(kind: type[_Value], wire: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields of a later release: during an update both are about."""
+    return {name: value for name, value in wire.items() if name in _TYPES[kind]}
 
 
 def _checked(value: _Value) -> _Value:

@@ -256,6 +256,8 @@ class ModelCard(ResponseBody):
     """The model behind this name."""
     max_model_len: int
     """Tokens of prompt and output together."""
+    weights_versions: list[str] = []
+    """Versions of the weights that its replicas hold now: several while they change."""
 
 
 class ModelList(ResponseBody):

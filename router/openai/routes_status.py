@@ -21,7 +21,14 @@ def model_routes(service: Service) -> APIRouter:
 
     def card(name: str, principal: Principal) -> ModelCard:
         _, frontend = service.model(name, principal, param=None)
-        return ModelCard(id=name, created=created, root=frontend.model, max_model_len=frontend.max_model_len)
+        replicas = [replica.info for replica in service.cluster.replicas() if replica.info.model == frontend.model]
+        return ModelCard(
+            id=name,
+            created=created,
+            root=frontend.model,
+            max_model_len=frontend.max_model_len,
+            weights_versions=sorted({info.weights_version for info in replicas if info.weights_version}),
+        )
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
