@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from . import custom_resources, pods, ray_cluster, serve_config
+from . import custom_resources, network, pods, ray_cluster, references, security, serve_config
 from .tools import Manifest, Tools
 
 
@@ -12,5 +12,8 @@ def problems_of(tools: Tools, made: Sequence[Manifest]) -> list[str]:
         *custom_resources.problems(made),
         *ray_cluster.problems(made),
         *serve_config.problems(made),
+        *references.problems(made),
+        *network.problems(made),
+        *security.problems(made),
         *(problem for version in pods.VERSIONS for problem in pods.problems(tools, made, version)),
     ]

@@ -1,7 +1,7 @@
 """``serveConfigV2`` as strictly as it can be read: Serve ignores keys that it does not know.
 
 The arguments are read by the very function that the cluster calls; secrets that would come from the environment are
-left out. Each replica must fit into some worker group.
+left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from ...actors.placement import could_fit
 from ...cluster.application_args import read_models
 from ...cluster.config import WarmrootConfig
 from ...cluster.errors import ConfigError
-from ..app import gang_bundles, replica_deployments
+from ..app import replica_deployments
 from ..serve_config import IMPORT_PATH, INGRESS_DEPLOYMENT
-from .pods import groups
+from . import capacity
+from .pods import DRAIN_VARIABLE, groups, services, variables
 from .tools import Manifest
 
 Keys = Mapping[str, Any]
@@ -34,8 +34,7 @@ def problems(manifests: Sequence[Manifest]) -> list[str]:
     """Of every RayService."""
     return [
         f"{service['metadata']['name']}: serveConfigV2: {problem}"
-        for service in manifests
-        if service.get("kind") == "RayService"
+        for service in services(manifests)
         for problem in _problems(service)
     ]
 
@@ -50,6 +49,8 @@ def _problems(service: Manifest) -> Iterator[str]:
     except ValidationError as error:
         yield from (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         return
+    if config.get("proxy_location", "EveryNode") != "EveryNode":
+        yield "proxy_location: must be EveryNode: the operator waits for a proxy on each worker that serves"
     yield from _unknown(config, ServeDeploySchema, "")
     yield from _unknown(config.get("http_options", {}), HTTPOptionsSchema, "http_options.")
     for application in config["applications"]:
@@ -67,10 +68,40 @@ def _application(application: Keys, service: Manifest) -> Iterator[str]:
     except ConfigError as error:
         yield f"{application['name']}.args: {error.message}"
         return
-    for deployment in application.get("deployments", []):
+    given = {one["name"]: one for one in application.get("deployments", [])}
+    for deployment in given.values():
         yield from _deployment(deployment, deployments)
+    yield from _ingress(given.get(INGRESS_DEPLOYMENT, {}), service)
     for config in configs:
-        yield from _fits(config, service)
+        yield from _grace(config, service)
+    copies = [
+        given.get(name, {}).get("num_replicas") or config.most_replicas
+        for name, config in zip(deployments[1:], configs, strict=True)
+    ]
+    yield from capacity.problems(configs, copies, service)
+
+
+def _ingress(deployment: Keys, service: Manifest) -> Iterator[str]:
+    """It must find nodes, and none with a GPU: it would hold a node that autoscaling gives back."""
+    selector = deployment.get("ray_actor_options", {}).get("label_selector") or {}
+    nodes = {name: group for name, group in groups(service)[1:] if selector.items() <= group.get("labels", {}).items()}
+    if not nodes:
+        yield f"{INGRESS_DEPLOYMENT}: no group has nodes with the labels {selector}"
+    for name, group in nodes.items():
+        limits = group["template"]["spec"]["containers"][0]["resources"].get("limits", {})
+        if any("gpu" in resource for resource in limits):
+            yield f"{INGRESS_DEPLOYMENT}: would hold nodes with GPUs, of the group {name}: give it a label_selector"
+
+
+def _grace(config: WarmrootConfig, service: Manifest) -> Iterator[str]:
+    """Pods must live for as long as requests may go on in them."""
+    grace, longest, name = config.limits.shutdown_grace, config.limits.request_timeout, config.model.names[0]
+    if longest > grace:
+        yield f"{name}: a request may take {longest:g} s (request_timeout), and a pod that is to go {grace:g} s"
+    for group_name, group in groups(service)[1:]:
+        drain = variables(group["template"]["spec"]["containers"][0]).get(DRAIN_VARIABLE)
+        if drain is not None and float(drain) < grace:
+            yield f"{name}: shutdown_grace is {grace:g} s, but the nodes of {group_name} end after {drain} s"
 
 
 def _deployment(deployment: Keys, known: Sequence[str]) -> Iterator[str]:
@@ -90,33 +121,3 @@ def _deployment(deployment: Keys, known: Sequence[str]) -> Iterator[str]:
 
 def _unknown(given: Keys, schema: type[BaseModel], where: str) -> Iterator[str]:
     yield from (f"{where}{key}: unknown key" for key in given if key not in schema.model_fields)
-
-
-def _fits(config: WarmrootConfig, service: Manifest) -> Iterator[str]:
-    """Whether some group has nodes for each stage, and as many of them as there are stages."""
-    name, topology = config.model.names[0], config.parallel.topology()
-    if config.deploy.threads_per_replica is None:
-        yield f"{name}: threads_per_replica is needed: whoever starts the replicas cannot see the nodes' cores"
-        return
-    selector = config.deploy.label_selector
-    nodes: dict[str, Mapping[str, float]] = {}
-    for group_name, group in groups(service)[1:]:
-        if selector.items() <= group.get("labels", {}).items():
-            nodes[group_name] = _node(group)
-    bundles = gang_bundles(config)
-    if not could_fit(bundles, nodes):
-        yield f"{name}: a replica needs {bundles[0]} on a node with labels {selector}; there are {nodes or 'none'}"
-    if topology.pp > 1 and not any(group.get("numOfHosts", 1) % topology.pp == 0 for _, group in groups(service)[1:]):
-        yield f"{name}: {topology.pp} stages need a group whose hosts are a multiple of {topology.pp}"
-
-
-def _node(group: Manifest) -> Mapping[str, float]:
-    """Resources of one of its nodes, as Ray counts them."""
-    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    gpus = sum(float(amount) for name, amount in limits.items() if "gpu" in name)
-    return {"CPU": _cpus(str(limits["cpu"])), "GPU": gpus}
-
-
-def _cpus(text: str) -> float:
-    """Ray rounds a fraction up."""
-    return float(-int(-(float(text[:-1]) / 1000 if text.endswith("m") else float(text)) // 1))

@@ -13,8 +13,12 @@
 {{- end }}
 {{- end }}
 
+{{/*
+Labels of pods, by which objects of this release find them. Not app.kubernetes.io/name: KubeRay looks for the head by its
+own. Nor anything that a new version of the chart changes: all pods would start anew.
+*/}}
 {{- define "warmroot.selector" -}}
-app.kubernetes.io/name: {{ include "warmroot.name" . }}
+app.kubernetes.io/part-of: {{ include "warmroot.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -22,7 +26,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/part-of: warmroot
+app.kubernetes.io/name: {{ include "warmroot.name" . }}
 {{ include "warmroot.selector" . }}
 {{- end }}
 
@@ -38,7 +42,11 @@ app.kubernetes.io/part-of: warmroot
 {{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
 {{- end }}
 
-{{/* KubeRay's operator names the Service of a RayService's proxies. */}}
+{{/* KubeRay names the Service of a RayService's proxies; there is none where upgrades go in steps. */}}
 {{- define "warmroot.serveService" -}}
 {{ include "warmroot.fullname" . }}-serve-svc
+{{- end }}
+
+{{- define "warmroot.inSteps" -}}
+{{- if eq .Values.upgradeStrategy "NewClusterWithIncrementalUpgrade" }}true{{ end }}
 {{- end }}

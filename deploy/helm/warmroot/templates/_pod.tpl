@@ -81,9 +81,6 @@ seccompProfile: {type: RuntimeDefault}
 - {name: tmp, mountPath: /tmp}
 - {name: home, mountPath: /home/warmroot}
 - {name: weights, mountPath: /var/cache/warmroot}
-{{- if .Values.sharedMemory.sizeLimit }}
-- {name: shared-memory, mountPath: /dev/shm}
-{{- end }}
 {{- if .Values.auth.apiKeysFile.secretName }}
 - {name: api-keys, mountPath: /etc/warmroot/keys, readOnly: true}
 {{- end }}
@@ -110,10 +107,6 @@ seccompProfile: {type: RuntimeDefault}
   emptyDir:
     sizeLimit: {{ $cache.sizeLimit }}
   {{- end }}
-{{- if .Values.sharedMemory.sizeLimit }}
-- name: shared-memory
-  emptyDir: {medium: Memory, sizeLimit: {{ .Values.sharedMemory.sizeLimit }}}
-{{- end }}
 {{- with .Values.auth.apiKeysFile.secretName }}
 - name: api-keys
   secret: {secretName: {{ . }}, defaultMode: 288}
@@ -139,36 +132,39 @@ limits: {{- toYaml $amounts | nindent 2 }}
 {{/* A pod template. Takes root, role (head, ingress, worker), group (its settings) and ports. */}}
 {{- define "warmroot.podTemplate" -}}
 {{- $root := .root -}}
+{{- $sharesMemory := and (eq .role "worker") $root.Values.sharedMemory.sizeLimit -}}
 metadata:
   labels:
-    {{- include "warmroot.labels" $root | nindent 4 }}
+    {{- include "warmroot.selector" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
     {{- with $root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{- end }}
+  {{- $annotations := merge (dict) (default dict .group.podAnnotations) $root.Values.podAnnotations }}
+  {{- if eq .role "head" }}
+  {{- $_ := set $annotations "karpenter.sh/do-not-disrupt" "true" }}
+  {{- end }}
+  {{- with $annotations }}
   annotations:
-    {{- if eq .role "head" }}
-    karpenter.sh/do-not-disrupt: "true"
-    {{- end }}
-    {{- range $name, $value := merge (dict) (default dict .group.podAnnotations) $root.Values.podAnnotations }}
+    {{- range $name, $value := . }}
     {{ $name }}: {{ $value | quote }}
     {{- end }}
-    warmroot.io/chart: {{ $root.Chart.Version | quote }}
+  {{- end }}
 spec:
   serviceAccountName: {{ include "warmroot.serviceAccount" $root }}
   automountServiceAccountToken: {{ eq .role "head" }}
   terminationGracePeriodSeconds: {{ $root.Values.terminationGracePeriodSeconds }}
   restartPolicy: {{ ternary "Never" "Always" $root.Values.autoscaler.enabled }}
   {{- with $root.Values.image.pullSecrets }}
-  imagePullSecrets: {{ toYaml . | nindent 4 }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
-  securityContext: {{ include "warmroot.podSecurity" $root | nindent 4 }}
+  securityContext: {{- include "warmroot.podSecurity" $root | nindent 4 }}
   {{- with .group.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
   {{- with .group.nodeSelector }}
-  nodeSelector: {{ toYaml . | nindent 4 }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .group.affinity }}
-  affinity: {{ toYaml . | nindent 4 }}
+  affinity: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- $tolerations := default list .group.tolerations }}
   {{- if .group.resources.gpu }}
@@ -176,20 +172,27 @@ spec:
   {{- $tolerations = append $tolerations (dict "key" $resource "operator" "Exists" "effect" "NoSchedule") }}
   {{- end }}
   {{- with $tolerations }}
-  tolerations: {{ toYaml . | nindent 4 }}
+  tolerations: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .group.topologySpreadConstraints }}
-  topologySpreadConstraints: {{ toYaml . | nindent 4 }}
+  topologySpreadConstraints: {{- toYaml . | nindent 4 }}
   {{- end }}
   containers:
     - name: ray-{{ ternary "head" "worker" (eq .role "head") }}
       image: {{ include "warmroot.image" $root }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      env: {{ include "warmroot.env" $root | nindent 8 }}
+      env: {{- include "warmroot.env" $root | nindent 8 }}
         {{- with .group.env }}{{ toYaml . | nindent 8 }}{{- end }}
-      ports: {{ toYaml .ports | nindent 8 }}
-      resources: {{ include "warmroot.resources" .group.resources | nindent 8 }}
-      securityContext: {{ include "warmroot.containerSecurity" $root | nindent 8 }}
-      volumeMounts: {{ include "warmroot.volumeMounts" $root | nindent 8 }}
-  volumes: {{ include "warmroot.volumes" $root | nindent 4 }}
+      ports: {{- toYaml .ports | nindent 8 }}
+      resources: {{- include "warmroot.resources" .group.resources | nindent 8 }}
+      securityContext: {{- include "warmroot.containerSecurity" $root | nindent 8 }}
+      volumeMounts: {{- include "warmroot.volumeMounts" $root | nindent 8 }}
+        {{- if $sharesMemory }}
+        - {name: shared-memory, mountPath: /dev/shm}
+        {{- end }}
+  volumes: {{- include "warmroot.volumes" $root | nindent 4 }}
+    {{- if $sharesMemory }}
+    - name: shared-memory
+      emptyDir: {medium: Memory, sizeLimit: {{ $root.Values.sharedMemory.sizeLimit }}}
+    {{- end }}
 {{- end }}

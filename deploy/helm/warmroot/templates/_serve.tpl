@@ -11,7 +11,8 @@ embedded
 
 {{/*
 Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. Numbers of copies stand
-beside the deployments: other arguments build the application anew, other numbers only add or remove copies.
+beside the deployments: other arguments build the application anew, other numbers only add or remove copies. With
+max_replicas Serve finds the number itself.
 */}}
 {{- define "warmroot.args" -}}
 {{- $args := deepCopy .Values.config }}
@@ -52,7 +53,7 @@ applications:
           num_cpus: 1
           label_selector:
             warmroot.io/role: ingress
-      {{- if not .Values.models }}
+      {{- if not (or .Values.models .Values.config.max_replicas) }}
       - name: Replica
         num_replicas: {{ default 1 .Values.config.num_replicas }}
       {{- end }}
