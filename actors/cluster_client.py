@@ -29,9 +29,16 @@ class ClusterClient:
     """Frontend, dispatcher and membership of this process, all on the event loop that made them."""
 
     def __init__(
-        self, bus: ClusterBus, card: ModelCard, membership: Membership, dispatcher: Dispatcher, frontend: Frontend
+        self,
+        bus: ClusterBus,
+        card: ModelCard,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        frontend: Frontend,
+        recorder: TraceRecorder | None = None,
     ) -> None:
         self._bus = bus
+        self._recorder = recorder
         name = uuid.uuid4().hex
         self._exchange = PeerExchange(bus, dispatcher.core.peers, name)
         self._keeper = HotKeeper(bus, dispatcher, name)
@@ -72,8 +79,9 @@ class ClusterClient:
         )
         tokenizer = Tokenizer.from_dict(card.tokenizer)
         draws = random.SystemRandom() if card.seed is None else random.Random(card.seed)
+        recorder = None if record_trace is None else TraceRecorder(dispatcher, Path(record_trace))
         frontend = Frontend(
-            dispatcher if record_trace is None else TraceRecorder(dispatcher, Path(record_trace)),
+            recorder or dispatcher,
             tokenizer,
             model=card.model,
             max_model_len=card.max_model_len,
@@ -81,18 +89,20 @@ class ClusterClient:
             new_seed=lambda: draws.getrandbits(63),
             timeout_s=limits.request_timeout or None,
         )
-        client = cls(bus, card, membership, dispatcher, frontend)
+        client = cls(bus, card, membership, dispatcher, frontend, recorder)
         await membership.start()
         client._exchange.start()
         client._keeper.start()
         return client
 
     async def close(self) -> None:
-        """Disconnect from replicas and bus."""
+        """Disconnect from replicas and bus; what waits to be recorded is written."""
         self._exchange.close()
         self._keeper.close()
         await self.membership.close()
         await self._bus.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
 
 def queue_limits(card: ModelCard) -> QueueLimits:

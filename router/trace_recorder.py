@@ -4,17 +4,16 @@ The file is what ``warmroot simulate`` reads: JSON lines in Mooncake's format, a
 Block ids are hashes with a secret that is forgotten, so that nobody can look a known text up in them.
 """
 
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TextIO
 
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..kv_store.hashing import chain, namespace_root
 from .generator import TokenGenerator
+from .json_lines import JsonLines
 
 BLOCK_TOKENS = 16
 _ID_BYTES = 6
@@ -23,7 +22,8 @@ _ID_BYTES = 6
 class TraceRecorder:
     """A ``TokenGenerator`` that writes a line for each request that ended, and is otherwise the one inside it.
 
-    Several may append to one file. ``clock`` gives wall time in seconds, ``new_secret`` the secret of this recording.
+    What the disk does not take is lost; the requests are not. Several may append to one file. ``clock`` gives wall time
+    in seconds, ``new_secret`` the secret of this recording.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class TraceRecorder:
         self._inner = inner
         self._clock = clock
         self._secret = new_secret()
-        self._file: TextIO = path.open("a")
-        self._write({"block_tokens": BLOCK_TOKENS})
+        self._rows = JsonLines(str(path), "recording")
+        self._rows.add({"block_tokens": BLOCK_TOKENS})
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         """See ``TokenGenerator``."""
@@ -52,15 +52,15 @@ class TraceRecorder:
                 yield delta
 
     def close(self) -> None:
-        """Write no more."""
-        self._file.close()
+        """Write what waits, and no more."""
+        self._rows.close()
 
     def _record(self, request: GenerateRequest, arrived: float, first_at: float, cached: int, num_tokens: int) -> None:
         prompt = [*request.prompt_token_ids, *request.output_token_ids]
         root = namespace_root("recording", salt=self._secret + request.cache_salt)
         padded = prompt + [-1] * (-len(prompt) % BLOCK_TOKENS)
         ids = [int.from_bytes(block[:_ID_BYTES], "little") for block in chain(root, padded, BLOCK_TOKENS)]
-        self._write(
+        self._rows.add(
             {
                 "timestamp": round(arrived * 1e3, 3),
                 "input_length": len(prompt),
@@ -71,8 +71,3 @@ class TraceRecorder:
                 "cached_tokens": cached,
             }
         )
-
-    def _write(self, row: dict[str, Any]) -> None:
-        # One write for each line, so that lines of several processes do not mix.
-        self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        self._file.flush()

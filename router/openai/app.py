@@ -1,7 +1,9 @@
 """The FastAPI application of an ingress."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -71,6 +73,7 @@ def build_app(
         title="Warmroot",
         version=service.version,
         middleware=_middleware(service, tenancy),
+        lifespan=_closing(tenancy),
         redoc_url=None,
         strict_content_type=False,
     )
@@ -78,6 +81,18 @@ def build_app(
     for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes, admin_routes):
         app.router.routes.extend(routes(service).routes)  # an included router would match each request twice
     return app
+
+
+def _closing(tenancy: Tenancy) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Whoever runs the application ends it, too: then what waits for the disk is written."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        if tenancy.audit is not None:
+            await asyncio.to_thread(tenancy.audit.close)
+
+    return lifespan
 
 
 def _middleware(service: Service, tenancy: Tenancy) -> list[Middleware]:

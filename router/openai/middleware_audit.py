@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..tenancy.audit import AuditLog
+from ..json_lines import JsonLines
 from ..tenancy.principal import Principal
 from .middleware_access import OPEN_PATHS
 from .record import CLIENT_LEFT_STATUS, RequestRecord
@@ -23,7 +23,7 @@ class Audited:
     """
 
     def __init__(
-        self, app: ASGIApp, *, log: AuditLog, clock: Callable[[], float], monotonic: Callable[[], float]
+        self, app: ASGIApp, *, log: JsonLines, clock: Callable[[], float], monotonic: Callable[[], float]
     ) -> None:
         self.app = app
         self._log = log

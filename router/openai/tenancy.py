@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...kv_store.quota import QuotaStore
-from ..tenancy.audit import AuditLog
+from ..json_lines import JsonLines
 from ..tenancy.key_ring import HeldKey, KeyRing, digest_of
 from ..tenancy.key_store import KeyStore
 from ..tenancy.metrics import TenancyCollector
@@ -20,7 +20,7 @@ class Tenancy:
 
     keys: KeyStore
     limiter: RateLimiter
-    audit: AuditLog | None
+    audit: JsonLines | None
 
     @classmethod
     def of(
@@ -36,7 +36,7 @@ class Tenancy:
         return cls(
             KeyStore(_fixed_keys(settings), path, clock=clock, monotonic=monotonic),
             RateLimiter(monotonic, shared_quota, settings.num_ingress),
-            None if settings.audit_log is None else AuditLog(settings.audit_log, monotonic),
+            None if settings.audit_log is None else JsonLines(settings.audit_log, "audit log", monotonic),
         )
 
     def collector(self) -> TenancyCollector:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .audit import AuditLog
+from ..json_lines import JsonLines
 from .key_store import KeyStore
 from .rate_limits import RateLimiter
 
@@ -13,7 +13,7 @@ from .rate_limits import RateLimiter
 class TenancyCollector(Collector):
     """Reads the counts when Prometheus asks."""
 
-    def __init__(self, keys: KeyStore, limiter: RateLimiter, audit: AuditLog | None) -> None:
+    def __init__(self, keys: KeyStore, limiter: RateLimiter, audit: JsonLines | None) -> None:
         self._keys = keys
         self._limiter = limiter
         self._audit = audit

@@ -1,6 +1,7 @@
 """What ``--record-trace`` writes and what is read from it; the fit of measured costs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,13 @@ def test_a_request_that_was_cut_off_is_not_recorded(tmp_path):
     recorder = TraceRecorder(Generator(), tmp_path / "t")
     recorder.close()
     assert json.loads((tmp_path / "t").read_text()) == {"block_tokens": 16}
+
+
+async def test_a_full_disk_costs_the_recording_and_no_request(caplog):
+    recorder = TraceRecorder(Generator(), Path("/dev/full"))
+    await drain(recorder, request([1, 2, 3]), request([4, 5, 6]))
+    recorder.close()
+    assert caplog.text.count("recording /dev/full: [Errno 28] No space left on device") == 1
 
 
 def test_costs_are_found_again_from_measurements():

@@ -8,13 +8,13 @@ import pytest
 from manual_clock import ManualClock
 from openai_harness import Rig, says
 
-from warmroot.router.tenancy import audit as module
-from warmroot.router.tenancy.audit import AuditLog
+from warmroot.router import json_lines as module
+from warmroot.router.json_lines import JsonLines
 
 SECRET = "sk-canary-0123456789"
 
 
-def written(log: AuditLog, path: Path) -> list[dict]:
+def written(log: JsonLines, path: Path) -> list[dict]:
     log.close()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -24,12 +24,12 @@ def opened(monkeypatch):
     """Every log that an application opens."""
     logs = []
 
-    class Opened(AuditLog):
+    class Opened(JsonLines):
         def __init__(self, *args):
             super().__init__(*args)
             logs.append(self)
 
-    monkeypatch.setattr("warmroot.router.openai.tenancy.AuditLog", Opened)
+    monkeypatch.setattr("warmroot.router.openai.tenancy.JsonLines", Opened)
     return logs
 
 
@@ -86,7 +86,7 @@ async def test_a_bug_is_a_500(tmp_path, opened):
 
 def test_a_file_that_was_moved_away_is_opened_anew(tmp_path):
     path = tmp_path / "audit.jsonl"
-    log = AuditLog(str(path))
+    log = JsonLines(str(path), "audit log")
     log.add({"n": 1})
     while not path.exists() or not path.read_text():
         pass
@@ -98,7 +98,7 @@ def test_a_file_that_was_moved_away_is_opened_anew(tmp_path):
 
 def test_a_full_disk_loses_lines_and_complains_once_a_minute(caplog):
     clock = ManualClock()
-    log = AuditLog("/dev/full", clock)
+    log = JsonLines("/dev/full", "audit log", clock)
     for number in range(10):
         log.add({"n": number})
     log.close()
@@ -111,7 +111,7 @@ def test_a_full_disk_loses_lines_and_complains_once_a_minute(caplog):
 
 def test_a_folder_that_is_not_there(tmp_path, caplog):
     path = tmp_path / "later" / "audit.jsonl"
-    log = AuditLog(str(path))
+    log = JsonLines(str(path), "audit log")
     log.add({"n": 1})
     while not log.lost:
         pass
@@ -130,7 +130,7 @@ def test_a_line_that_a_full_disk_cut_off_does_not_spoil_the_next(tmp_path, monke
         return write(descriptor, data[: room.pop(0)]) if room else write(descriptor, data)
 
     monkeypatch.setattr(module.os, "write", short)
-    log = AuditLog(str(path))
+    log = JsonLines(str(path), "audit log")
     for number in range(4):
         log.add({"n": number})
     log.close()
@@ -142,7 +142,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_WAITING", 5)
     path = tmp_path / "pipe"
     os.mkfifo(path)  # opening it waits for a reader
-    log = AuditLog(str(path))
+    log = JsonLines(str(path), "audit log")
     for number in range(50):
         log.add({"n": number})
     assert log.lost >= 44
@@ -161,8 +161,32 @@ async def test_serving_goes_on_and_the_metric_counts(opened):
         assert "warmroot:audit_lines_lost_total 3.0" in (await client.get("/metrics")).text
 
 
+async def test_what_waits_is_written_when_the_application_ends(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    rig = Rig(audit_log=str(path))
+    async with rig.app.router.lifespan_context(rig.app):
+        for _ in range(20):
+            assert (await rig.complete()).status_code == 200
+    assert len(path.read_text().splitlines()) == 20
+
+
 def test_stderr(capsys):
-    log = AuditLog("stderr")
+    log = JsonLines("stderr", "audit log")
     log.add({"n": 1})
     log.close()
     assert capsys.readouterr().err == '{"n":1}\n'
+
+
+def test_a_reader_of_stderr_that_is_gone_costs_only_lines(monkeypatch, caplog):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(module.sys, "stderr", pipe)
+        log = JsonLines("stderr", "audit log")
+        for number in range(3):
+            log.add({"n": number})
+        log.close()
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # what is still buffered goes somewhere
+    assert log.lost == 3
+    assert caplog.text.count("Broken pipe") == 1

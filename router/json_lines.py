@@ -1,4 +1,4 @@
-"""The audit log: a line of JSON for each request, written by a thread so that no disk ever holds a request up.
+"""Files of JSON lines, such as the audit log, written by a thread so that no disk ever holds a request up.
 
 Files are appended to, and opened anew when they were moved away or removed, as log rotation does. What cannot be
 written is counted and left out; serving goes on.
@@ -25,18 +25,19 @@ COMPLAIN_EVERY_S = 60.0
 _MODE = 0o640
 
 
-class AuditLog:
-    """``target`` is a file's path or ``stderr``. ``clock`` gives monotonic seconds."""
+class JsonLines:
+    """``target`` is a file's path or ``stderr``. ``what`` it is, for complaints. ``clock`` gives monotonic seconds."""
 
-    def __init__(self, target: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, target: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._target = target
+        self._what = what
         self._clock = clock
         self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._file: _File | None = None if target == STDERR else _File(Path(target))
         self._quiet_until = float("-inf")
         self.lost = 0
         """Lines that could not be written, since start."""
-        self._writer = threading.Thread(target=self._write_all, name="warmroot-audit", daemon=True)
+        self._writer = threading.Thread(target=self._write_all, name=f"warmroot {what}", daemon=True)
         self._writer.start()
 
     def add(self, entry: Mapping[str, Any]) -> None:
@@ -73,9 +74,8 @@ class AuditLog:
         self.lost += 1
         if self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + COMPLAIN_EVERY_S
-            log.error(
-                "audit log %s: %s; %d lines are lost so far, and serving goes on", self._target, reason, self.lost
-            )
+            message = "%s %s: %s; %d lines are lost so far, and serving goes on"
+            log.error(message, self._what, self._target, reason, self.lost)
 
 
 class _File:
