@@ -79,7 +79,7 @@ class BusReader(Protocol):
         ...
 
     async def hot(self, limit: int) -> list[HotPrefix]:
-        """The hottest prefixes of all sources together, hottest first."""
+        """The hottest prefixes of all sources together, hottest first, at most ``limit`` of each cache."""
         ...
 
 

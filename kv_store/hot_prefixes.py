@@ -1,6 +1,7 @@
 """The prefixes that save the most work: what a new replica should be warmed with."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..cluster.ids import BlockHash
@@ -23,14 +24,26 @@ class HotPrefix:
 
 
 def merge_hot(told: Iterable[Iterable[HotPrefix]], limit: int) -> list[HotPrefix]:
-    """At most ``limit`` prefixes, hottest first; what several sources tell of one prefix adds up."""
+    """The hottest first, at most ``limit`` of each cache; what several sources tell of one prefix adds up.
+
+    A cache is a namespace with a block size: a model that has much traffic takes no place of another one's.
+    """
     merged: dict[tuple[BlockHash, str, int, bytes], HotPrefix] = {}
     for prefixes in told:
         for prefix in prefixes:
             key = (prefix.namespace, prefix.salt, prefix.block_size, prefix.tokens)
             known = merged.get(key)
             merged[key] = prefix if known is None else _sum(known, prefix)
-    return sorted(merged.values(), key=lambda prefix: -prefix.heat)[:limit]
+    return list(_first_of_each(sorted(merged.values(), key=lambda prefix: -prefix.heat), limit))
+
+
+def _first_of_each(prefixes: Iterable[HotPrefix], limit: int) -> Iterator[HotPrefix]:
+    seen: Counter[tuple[BlockHash, int]] = Counter()
+    for prefix in prefixes:
+        cache = prefix.namespace, prefix.block_size
+        seen[cache] += 1
+        if seen[cache] <= limit:
+            yield prefix
 
 
 def _sum(one: HotPrefix, other: HotPrefix) -> HotPrefix:

@@ -116,7 +116,10 @@ class HotKeeper:
     async def _look_after(self, prefixes: Iterable[HotPrefix]) -> None:
         now = asyncio.get_running_loop().time()
         self._recent = {key: at for key, at in self._recent.items() if now - at < AGAIN_S}
+        caches = self._dispatcher.sync().fleet.caches
         for prefix in prefixes:
+            if (prefix.namespace, prefix.block_size) not in caches:
+                continue  # of another model, or of weights that nobody has any more
             replica = self._target(prefix)
             key = prefix.salt, prefix.tokens, replica
             if replica is not None and key not in self._recent:

@@ -5,7 +5,7 @@
 import asyncio
 import dataclasses
 
-from warmroot.cluster.ids import Epoch, ReplicaId
+from warmroot.cluster.ids import BlockHash, Epoch, ReplicaId
 from warmroot.cluster.messages import ModelCard, RankInfo, ReplicaInfo, StartupNote
 from warmroot.kv_store.bus import FROM_NOW
 from warmroot.kv_store.hot_prefixes import HotPrefix
@@ -204,6 +204,13 @@ class BusContract:
         assert await bus.hot(2) == [hot_prefix(b"b" * 64, 7.0), hot_prefix(b"a" * 64, 5.0)]
         await bus.put_hot("r1", [], 60.0)
         assert [prefix.heat for prefix in await bus.hot(9)] == [3.0, 1.0]
+
+    async def test_hot_prefixes_of_one_cache_take_no_place_of_anothers(self, bus, advance):
+        busy = [hot_prefix(bytes([number]) * 64, 100.0 + number) for number in range(4)]
+        quiet = dataclasses.replace(hot_prefix(b"q" * 64, 1.0), namespace=BlockHash(b"o" * 16))
+        await bus.put_hot("r1", busy, 60.0)
+        await bus.put_hot("r2", [quiet], 60.0)
+        assert [prefix.heat for prefix in await bus.hot(2)] == [103.0, 102.0, 1.0]
 
     async def test_cards_are_found_by_any_name(self, bus, advance):
         assert await bus.card(None) is None
