@@ -59,12 +59,13 @@ class ClusterClient:
         record_trace: str | None = None,
     ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
+        card: ModelCard | None = None,
 
         With ``token``, words of an earlier run of the cluster, which had another, are passed over; with ``build`` those
-        of an application that is being replaced.
+        of an application that is being replaced; with ``card`` nobody is waited for.
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
-        card = await _card(bus, model, token, build, timeout_s)
+        card = card or await _card(bus, model, token, build, timeout_s)
         limits = TimeLimits(**card.limits)
         membership = Membership(bus, card.token, model=card.model, limits=limits)
         queue = queue_limits(card)

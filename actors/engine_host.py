@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..cluster.config import WarmrootConfig
 from ..cluster.ids import BlockHash, Epoch, ReplicaId
@@ -13,6 +12,7 @@ from ..router.tokenizer import Tokenizer
 from .engine.config import EngineConfig
 from .loaded_model import LoadedModel, StartCrew
 from .local_engine import DeltaSink, EventSink, FailureSink, LocalEngine, ignore
+from .model_card import load_tokenizer, make_card
 from .models.fingerprint import fingerprint
 from .models.source import resolve_model
 from .models.spec import model_len
@@ -123,26 +123,10 @@ class EngineHost:
 
     def card(self, token: str) -> ModelCard:
         """What clients must know to use the model."""
-        model = self.config.model
-        return ModelCard(
-            model=model.names[0],
-            names=model.names,
-            tokenizer=self.tokenizer.to_dict(),
-            max_model_len=self.max_model_len,
-            vocab_size=self.model.spec.vocab_size,
+        return make_card(
+            self.config,
+            self.tokenizer,
             token=token,
-            routing_policy=self.config.routing.routing_policy,
-            late_binding_backlog=self.config.routing.late_binding_backlog,
-            max_replica_losses=self.config.routing.max_replica_losses,
-            seed=model.seed,
-            limits=self.config.limits.model_dump(),
-            overload=self.config.overload.model_dump(exclude_none=True),
-            max_num_queued_reqs=self.config.scheduler.max_num_queued_reqs,
+            vocab_size=self.model.spec.vocab_size,
+            max_model_len=self.max_model_len,
         )
-
-
-def load_tokenizer(config: WarmrootConfig, path: Path) -> Tokenizer:
-    """The model's tokenizer, or the one that the configuration names."""
-    model = config.model
-    source = path if model.tokenizer is None else resolve_model(model.tokenizer, model.revision)
-    return Tokenizer.from_path(source, model.chat_template)

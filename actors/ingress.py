@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pydantic import SecretStr
 from ray.serve.handle import DeploymentHandle
@@ -11,6 +12,8 @@ from starlette.types import ASGIApp
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ReplicaUnavailableError
 from ..kv_store.redis_bus import RedisEventBus
+from ..cluster.messages import ModelCard
+from ..kv_store.bus import ClusterBus
 from ..router.frontend import Frontend
 from ..router.openai.app import build_app
 from ..router.openai.cluster_state import ClusterState
@@ -21,12 +24,14 @@ from .embedded_bus import open_bus, store_of
 from .serve_port import listen_at_node_address
 
 logger = logging.getLogger(__name__)
+from .model_card import read_card
 
 
 class Ingress:
     """Serves the OpenAI API over the cluster's replicas of one or several models.
 
-    It opens with the first model that is up; until then, and until they are up too, the others answer 503.
+    It opens with the first model that is up; until then, and until they are up too, the others answer 503. A model
+    that may have no replica is up at once: its requests wait for the replica that is started for them.
     """
 
     async def __init__(
@@ -88,6 +93,7 @@ class Ingress:
         for client in self._clients.values():
             await client.close()
 
+            waits_for_replicas=any(config.autoscaling.min_replicas == 0 for config in self._configs),
     async def _serve_once_up(self, config: WarmrootConfig) -> None:
         """Of several models each has all the time that it takes: the others are served meanwhile."""
         while True:
@@ -123,3 +129,12 @@ class Ingress:
         except BaseException:
             await bus.close()
             raise
+            card = await self._card_of(config, bus) if config.autoscaling.min_replicas == 0 else None
+                card=card,
+
+    async def _card_of(self, config: WarmrootConfig, bus: ClusterBus) -> ModelCard:
+        """What a replica would tell of the model if there were one: clients that find the bus need it, too."""
+        card = await asyncio.to_thread(read_card, config, self._token)
+        with suppress(ConnectionError):  # the first replica brings it again
+            await bus.put_card(card)
+        return card

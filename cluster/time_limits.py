@@ -11,7 +11,8 @@ class TimeLimits(Section):
     connect_timeout: float = Field(5.0, gt=0)
     """Connecting to a replica, its greeting included; it is tried again with a backoff."""
     no_replica_timeout: float = Field(60.0, gt=0)
-    """While no replica is ready a request waits so long, then it gets 503."""
+    """While no replica is ready a request waits so long, then it gets 503. With min_replicas 0 and without a value of
+    its own: as long as a replica may take to start."""
     queue_timeout: float = Field(300.0, ge=0)
     """A request that waits so long for a replica, or in its queue, gets 504; 0: for ever."""
     first_token_timeout: float = Field(600.0, ge=0)

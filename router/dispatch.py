@@ -27,6 +27,7 @@ from ..kv_store.heat import HeatWindow
 from .admission import QueueLimits
 from .core import HISTORY, Decision, RoutingCore, Ticket
 from .explain import explained
+from .hold import Hold
 from .journey import MAX_LOSSES, Journey
 from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
@@ -67,6 +68,8 @@ class Dispatcher:
     ) -> None:
         self._index = TrustedIndex(membership.index, Trust(clock))
         self.core = RoutingCore(self._index, policy, clock, late=late, queue=queue, history=history)
+        self.hold = Hold(self.core.admission.limits, clock)
+        """Who waits while there is no replica."""
         self._unheard = Unheard(clock, self._known)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
@@ -139,8 +142,12 @@ class Dispatcher:
 
     def routing(self) -> RoutingStats:
         """What was decided since start."""
+        core, hold = self.core.routing(), self.hold
         return replace(
-            self.core.routing(),
+            core,
+            waiting=core.waiting + hold.num_requests,
+            waiting_tokens=core.waiting_tokens + hold.tokens,
+            refused=Counter(core.refused) + Counter(full=hold.refused),
             warm_ups=self._warm_ups,
             migrations=dict(self._migrations),
             recomputed_tokens=self._recomputed_tokens,
@@ -215,11 +222,10 @@ class Dispatcher:
 
     async def _submit(self, question: RoutingRequest, *, moved: bool) -> Ticket:
         """A ticket that is bound to a replica."""
-        ready = await self._membership.wait_ready(min(self._wait_s, question.deadline - self._clock()))
-        if not ready and self._clock() >= question.deadline:
-            raise DeadlineExceededError("the request's deadline passed while no replica was ready")
+        ready = self.ready()
         if not ready:
-            raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
+            ready = await self._wait_for_first(question, moved=moved)
+            question = replace(question, admitted=True)  # whoever was told to wait is not refused afterwards
         self._sync(ready)
         bound = asyncio.Event()
         ticket = self.core.submit(question, lambda ticket: bound.set(), moved=moved)
@@ -233,6 +239,18 @@ class Dispatcher:
         if ticket.refused is not None:
             raise ticket.refused
         return ticket
+
+    async def _wait_for_first(self, question: RoutingRequest, *, moved: bool) -> Sequence[Member]:
+        """Who is ready, once someone is. Raises what ends the waiting, or refuses it."""
+        with self.hold.place(question, moved=moved):
+            ready = await self._membership.wait_ready(min(self._wait_s, question.deadline - self._clock()))
+            if ready:
+                self.hold.end()
+        if not ready and self._clock() >= question.deadline:
+            raise DeadlineExceededError("the request's deadline passed while no replica was ready")
+        if not ready:
+            raise ReplicaUnavailableError(f"no replica is ready (waited {self._wait_s:g} s)")
+        return ready
 
     def _sync(self, ready: Sequence[Member]) -> None:
         if ready is self._synced:

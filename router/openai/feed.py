@@ -57,13 +57,6 @@ class DeltaFeed:
         self._watcher = self._loop.create_task(self._watch())
         self._timer = self._loop.call_later(self._keep_alive_s, self._tick)
 
-    async def first(self) -> list[Arrival]:
-        """What arrives first, however long it takes; nothing if every stream ends without a word."""
-        arrived = await self.next()
-        while not arrived and not self.done:
-            arrived = await self.next()
-        return arrived
-
     async def next(self) -> list[Arrival]:
         """What has arrived: at least one delta, or nothing at the end and after a silence.
 

@@ -106,11 +106,16 @@ class Generation:
         )
 
     async def stream(self, writer: ChunkWriter) -> Response:
-        """The response, as soon as the first delta is here. Raises what refuses the request before that."""
+        """The response, as soon as the first delta is here. Raises what refuses the request before that.
+
+        While it waits for the first replica, which may take minutes to start, the client gets keep-alives instead.
+        """
         await self._reserve(self.params)
         feed = self._start(self.params)
         try:
-            first = await feed.first()
+            first = await feed.next()
+            while not (first or feed.done) and self.service.has_replica(self.frontend.model):
+                first = await feed.next()
         except BaseException:
             await feed.aclose()
             raise

@@ -54,7 +54,7 @@ def health_routes(service: Service) -> APIRouter:
         return Response()
 
     async def ready() -> Response:
-        """200 when a replica is ready, 503 before."""
+        """200 when a replica is ready, or would be started for a request; 503 before."""
         if not service.ready():
             raise ReplicaUnavailableError("no replica is ready")
         return Response()

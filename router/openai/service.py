@@ -64,5 +64,12 @@ class Service:
         return {name: frontend for name, frontend in self.frontends.items() if principal.may_use(name)}
 
     def ready(self) -> bool:
-        """Whether a request could be served now."""
-        return bool(self.frontends) and any(r.state is ReplicaState.READY for r in self.cluster.replicas())
+        """Whether a request would be served: now, or by a replica that starts for it."""
+        return bool(self.frontends) and (self.settings.waits_for_replicas or self.has_replica())
+
+    def has_replica(self, model: str | None = None) -> bool:
+        """Whether some replica, or one of ``model``, takes requests now."""
+        return any(
+            replica.state is ReplicaState.READY and model in (None, replica.info.model)
+            for replica in self.cluster.replicas()
+        )

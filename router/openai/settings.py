@@ -49,3 +49,5 @@ class ApiSettings(BaseModel):
     """What a single request may ask for."""
     served_names: tuple[str, ...] = ()
     """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""
+    waits_for_replicas: bool = False
+    """Whether a request that comes while there is no replica makes one start: then it is no fault that there is none."""

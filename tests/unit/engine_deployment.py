@@ -83,17 +83,17 @@ class Deltas:
 
 
 class Deployment:
-    def __init__(self):
+    def __init__(self, queue=None, **settings):
         self.now = 0.0
         self.bus = InMemoryBus(lambda: self.now, "bus")
         self.replicas = {name: EngineReplica(name, self.bus) for name in ("r0", "r1")}
         self.membership = Membership(
             self.bus, "", connect=lambda info, on_change: self.replicas[info.replica], clock=lambda: self.now
         )
-        self.dispatcher = Dispatcher(self.membership, make_policy(), clock=lambda: self.now)
+        self.dispatcher = Dispatcher(self.membership, make_policy(), queue=queue, clock=lambda: self.now)
         frontend = Frontend(self.dispatcher, byte_tokenizer(), model="m", max_model_len=256)
-        settings = ApiSettings.model_validate({"api_keys": KEYS, "admin_keys": (ADMIN,)})
-        self.app = build_app({"m": frontend}, settings, self.dispatcher)
+        keys = {"api_keys": KEYS, "admin_keys": (ADMIN,)}
+        self.app = build_app({"m": frontend}, ApiSettings.model_validate(keys | settings), self.dispatcher)
 
     async def follow(self):
         """Events have arrived, and what was in flight is forgotten."""

@@ -56,6 +56,9 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
     assert (name, options["revision"]) == ("owner/model", "v2")
     assert "*.safetensors" in options["allow_patterns"]
     assert "owner/model" in told[0]
+    resolve_model("owner/model", weights=False)
+    patterns = asked[-1][1]["allow_patterns"]
+    assert "tokenizer*" in patterns and "*.json" in patterns and "*.safetensors" not in patterns
 
 
 RESPONSE = httpx.Response(404, request=httpx.Request("GET", "http://localhost/"))
