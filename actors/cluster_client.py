@@ -57,9 +57,9 @@ class ClusterClient:
         build: str | None = None,
         timeout_s: float = 3600.0,
         record_trace: str | None = None,
+        card: ModelCard | None = None,
     ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
-        card: ModelCard | None = None,
 
         With ``token``, words of an earlier run of the cluster, which had another, are passed over; with ``build`` those
         of an application that is being replaced; with ``card`` nobody is waited for.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from pydantic import SecretStr
 from ray.serve.handle import DeploymentHandle
@@ -11,9 +12,9 @@ from starlette.types import ASGIApp
 
 from ..cluster.config import WarmrootConfig
 from ..cluster.errors import ReplicaUnavailableError
-from ..kv_store.redis_bus import RedisEventBus
 from ..cluster.messages import ModelCard
 from ..kv_store.bus import ClusterBus
+from ..kv_store.redis_bus import RedisEventBus
 from ..router.frontend import Frontend
 from ..router.openai.app import build_app
 from ..router.openai.cluster_state import ClusterState
@@ -21,10 +22,10 @@ from ..router.openai.settings import ApiKey, ApiSettings
 from ..router.several_models import SeveralModels
 from .cluster_client import ClusterClient
 from .embedded_bus import open_bus, store_of
+from .model_card import read_card
 from .serve_port import listen_at_node_address
 
 logger = logging.getLogger(__name__)
-from .model_card import read_card
 
 
 class Ingress:
@@ -84,6 +85,7 @@ class Ingress:
             root_path=server.root_path,
             sends_request_id=False,
             keep_alive_s=config.limits.keep_alive_interval,
+            waits_for_replicas=any(config.autoscaling.min_replicas == 0 for config in self._configs),
             served_names=tuple(name for config in self._configs for name in config.model.names),
         )
 
@@ -93,7 +95,6 @@ class Ingress:
         for client in self._clients.values():
             await client.close()
 
-            waits_for_replicas=any(config.autoscaling.min_replicas == 0 for config in self._configs),
     async def _serve_once_up(self, config: WarmrootConfig) -> None:
         """Of several models each has all the time that it takes: the others are served meanwhile."""
         while True:
@@ -118,6 +119,7 @@ class Ingress:
     async def _connect(self, config: WarmrootConfig) -> ClusterClient:
         bus = open_bus(config)
         try:
+            card = await self._card_of(config, bus) if config.autoscaling.min_replicas == 0 else None
             return await ClusterClient.connect(
                 bus,
                 config.model.names[0],
@@ -125,16 +127,15 @@ class Ingress:
                 build=self._build,
                 timeout_s=config.limits.replica_start_timeout,
                 record_trace=config.routing.record_trace,
+                card=card,
             )
         except BaseException:
             await bus.close()
             raise
-            card = await self._card_of(config, bus) if config.autoscaling.min_replicas == 0 else None
-                card=card,
 
     async def _card_of(self, config: WarmrootConfig, bus: ClusterBus) -> ModelCard:
         """What a replica would tell of the model if there were one: clients that find the bus need it, too."""
-        card = await asyncio.to_thread(read_card, config, self._token)
+        card = replace(await asyncio.to_thread(read_card, config, self._token), build=self._build)
         with suppress(ConnectionError):  # the first replica brings it again
             await bus.put_card(card)
         return card
