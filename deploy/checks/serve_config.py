@@ -74,11 +74,14 @@ def _application(application: Keys, service: Manifest) -> Iterator[str]:
     yield from _ingress(given.get(INGRESS_DEPLOYMENT, {}), service)
     for config in configs:
         yield from _grace(config, service)
-    copies = [
-        given.get(name, {}).get("num_replicas") or config.most_replicas
-        for name, config in zip(deployments[1:], configs, strict=True)
-    ]
+    copies = [_most(given.get(name, {}), config) for name, config in zip(deployments[1:], configs, strict=True)]
     yield from capacity.problems(configs, copies, service)
+
+
+def _most(deployment: Keys, config: WarmrootConfig) -> int:
+    """Copies that there may be."""
+    scaling: Keys = deployment.get("autoscaling_config") or {}
+    return scaling.get("max_replicas") or deployment.get("num_replicas") or config.most_replicas
 
 
 def _ingress(deployment: Keys, service: Manifest) -> Iterator[str]:

@@ -47,9 +47,9 @@ def lint(tools: Tools, helm: str, values: Path) -> list[str]:
     return tools.problems(helm, "lint", "--strict", "--quiet", CHART, "--values", values)
 
 
-def template(tools: Tools, helm: str, values: Path) -> str:
+def template(tools: Tools, helm: str, values: Path, *flags: str) -> str:
     """The objects of a release, as YAML. Raises ValueError with what helm says."""
-    good, output = tools.run(helm, "template", RELEASE, CHART, "--namespace", "default", "--values", values)
+    good, output = tools.run(helm, "template", RELEASE, CHART, "--namespace", "default", "--values", values, *flags)
     if not good:
         raise ValueError(f"{helm}: {output}")
     return output

@@ -123,6 +123,33 @@ def of_container(change: Callable[[Any], None]) -> Callable[[Any], None]:
     return of_worker(lambda group: change(group["template"]["spec"]["containers"][0]))
 
 
+def of_head(change: Callable[[Any], None]) -> Callable[[Any], None]:
+    return of_cluster(lambda cluster: change(cluster["headGroupSpec"]))
+
+
+def container(group: Any) -> Any:
+    return group["template"]["spec"]["containers"][0]
+
+
+def in_steps(*, autoscales: bool = True, **options: Any) -> Callable[[Any], None]:
+    given = {
+        "gatewayClassName": "envoy",
+        "stepSizePercent": 20,
+        "intervalSeconds": 60,
+        "maxSurgePercent": 50,
+        **options,
+    }
+
+    def spoil(service: Any) -> None:
+        service["spec"]["upgradeStrategy"] = {
+            "type": "NewClusterWithIncrementalUpgrade",
+            "clusterUpgradeOptions": given,
+        }
+        service["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] = autoscales
+
+    return spoil
+
+
 @needs_helm
 @pytest.mark.parametrize(
     ("spoil", "message"),
@@ -136,7 +163,31 @@ def of_container(change: Callable[[Any], None]) -> Callable[[Any], None]:
         ),
         (of_cluster(lambda cluster: cluster["autoscalerOptions"].update(version="v1")), "must be v2"),
         (of_cluster(lambda cluster: cluster["headGroupSpec"].update(headService={"metadata": {}})), "services must"),
+        (of_cluster(lambda cluster: cluster["authOptions"].update(enableK8sTokenAuth=True)), "enableK8sTokenAuth"),
+        (
+            of_cluster(lambda cluster: cluster["gcsFaultToleranceOptions"].update(backend="rocksdb")),
+            "either in a Redis or in rocksdb",
+        ),
+        (
+            of_cluster(lambda cluster: cluster["workerGroupSpecs"][1].update(groupName="ingress")),
+            "two groups are named",
+        ),
+        (in_steps(gatewayClassName=""), "an upgrade in steps needs gatewayClassName"),
+        (in_steps(stepSizePercent=80), "must not be above its maxSurgePercent"),
+        (in_steps(autoscales=False), "an upgrade in steps needs the autoscaler"),
+        (of_head(lambda group: group["rayStartParams"].pop("num-cpus")), "the head must have num-cpus 0"),
+        (of_head(lambda group: container(group)["resources"]["limits"].update(memory="2Gi")), "needs 8Gi of memory"),
+        (of_head(lambda group: container(group)["ports"].pop()), "the head does not declare dash-metrics"),
+        (
+            of_head(lambda group: group["template"]["metadata"]["labels"].update({"app.kubernetes.io/name": "x"})),
+            "the label app.kubernetes.io/name is the operator's",
+        ),
         (of_worker(lambda group: group.update(minReplicas=5)), "between minReplicas (5)"),
+        (of_worker(lambda group: group.pop("maxReplicas")), "minReplicas and maxReplicas are needed"),
+        (
+            of_worker(lambda group: group["template"]["spec"]["volumes"][-1]["emptyDir"].update(sizeLimit="2Ti")),
+            "/dev/shm needs a sizeLimit below",
+        ),
         (of_worker(lambda group: group["rayStartParams"].update(labels="a=b")), "belong into labels"),
         (
             of_worker(lambda group: group.update(resources={"GPU": "8"}, rayStartParams={"num-gpus": "8"})),
@@ -150,6 +201,8 @@ def of_container(change: Callable[[Any], None]) -> Callable[[Any], None]:
         (of_container(lambda one: one["resources"]["requests"].update(cpu="1")), "requests must be limits"),
         (of_container(lambda one: [one["resources"][of].pop("memory") for of in one["resources"]]), "limits of cpu"),
         (of_container(lambda one: one.update(image="warmroot:latest")), "has no version"),
+        (of_container(lambda one: one.update(readinessProbe={})), "readinessProbe replaces what the operator asks"),
+        (of_container(lambda one: one.update(lifecycle={"preStop": {}})), "preStop delays the signal"),
     ],
 )
 def test_what_the_operator_would_refuse_is_found(manifests, service, spoil, message):
@@ -174,6 +227,7 @@ def of_args(**keys: Any) -> Callable[[Any], None]:
     ("spoil", "message"),
     [
         (lambda config: config.update(proxy_locaton="EveryNode"), "proxy_locaton: unknown key"),
+        (lambda config: config.update(proxy_location="HeadOnly"), "proxy_location: must be EveryNode"),
         (lambda config: config.update(applications=3), "applications: Input should be a valid list"),
         (lambda config: config["http_options"].update(prot=1), "http_options.prot: unknown key"),
         (of_application(lambda one: one.update(import_pth="x")), "import_pth: unknown key"),

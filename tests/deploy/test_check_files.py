@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from warmroot.deploy.checks import dashboards, dockerfile, prometheus, values_schema
+from warmroot.deploy.checks import dashboards, dockerfile, prometheus, scripts, values_schema
 from warmroot.deploy.checks.tools import ROOT, Tools
 
 needs_promtool = pytest.mark.tools("promtool")
@@ -147,3 +147,11 @@ def test_every_value_is_described():
 def test_every_default_is_a_value_of_the_schema():
     defaults = yaml.safe_load((values_schema.CHART / "values.yaml").read_text())
     assert defaults.keys() == json.loads(values_schema.SCHEMA.read_text())["properties"].keys() - {"global"}
+
+
+@pytest.mark.tools("shellcheck")
+def test_a_mistake_in_a_shell_script_is_found(tools: Tools, tmp_path):
+    assert scripts.problems(tools) == []
+    wrong = tmp_path / "wrong.sh"
+    wrong.write_text("#!/bin/sh\nrm -rf $1\n")
+    assert "SC2086" in scripts.problems(tools, [wrong])[0]

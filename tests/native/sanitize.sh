@@ -12,7 +12,7 @@ tests=("$@")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 common=(-std=c++20 -O1 -g -fno-omit-frame-pointer -ffp-contract=fast -pthread)
-checks=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+checks=("-fsanitize=address,undefined" -fno-sanitize-recover=all)
 
 declare -A flags=([generic]="")
 if [[ $(uname -m) == x86_64 ]]; then

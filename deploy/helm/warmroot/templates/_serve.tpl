@@ -9,10 +9,16 @@ embedded
 {{- end }}
 {{- end }}
 
+{{/* The keys in config by which the number of replicas follows the work, as deploy/serve_config.py takes them. */}}
+{{- define "warmroot.scalingKeys" -}}
+max_replicas min_replicas target_queue_wait ttft_slo itl_slo max_kv_usage upscale_delay downscale_delay
+scale_to_zero_delay max_upscale_step max_downscale_step
+{{- end }}
+
 {{/*
-Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. Numbers of copies stand
-beside the deployments: other arguments build the application anew, other numbers only add or remove copies. With
-max_replicas Serve finds the number itself.
+Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. Numbers of copies, and what
+they follow, stand beside the deployments: other arguments build the application anew, others of those only add or
+remove copies. That there may be none the ingress has to know.
 */}}
 {{- define "warmroot.args" -}}
 {{- $args := deepCopy .Values.config }}
@@ -21,6 +27,14 @@ max_replicas Serve finds the number itself.
 {{- $_ := set $args "models" .Values.models }}
 {{- else }}
 {{- $_ := unset $args "num_replicas" }}
+{{- $toZero := and $args.max_replicas (hasKey $args "min_replicas") (not $args.min_replicas) }}
+{{- range splitList " " (include "warmroot.scalingKeys" . | replace "\n" " ") }}
+{{- $_ := unset $args . }}
+{{- end }}
+{{- if $toZero }}
+{{- $_ := set $args "min_replicas" 0 }}
+{{- $_ := set $args "max_replicas" 1 }}
+{{- end }}
 {{- end }}
 {{- $_ := set $args "metadata_store" (include "warmroot.metadataStore" .) }}
 {{- if not (hasKey $args "node_labels") }}
@@ -33,6 +47,28 @@ max_replicas Serve finds the number itself.
 {{- $_ := set $args "api_keys_file" (printf "/etc/warmroot/keys/%s" .Values.auth.apiKeysFile.key) }}
 {{- end }}
 {{- toYaml $args }}
+{{- end }}
+
+{{/* The policy has delays of its own, so Serve's are 0. */}}
+{{- define "warmroot.autoscaling" -}}
+{{- $config := .Values.config }}
+{{- $names := $config.served_model_name | default $config.model }}
+{{- $keys := dict "model" $names }}
+{{- if kindIs "slice" $names }}
+{{- $_ := set $keys "model" (first $names) }}
+{{- end }}
+{{- range splitList " " (include "warmroot.scalingKeys" . | replace "\n" " ") }}
+{{- if hasKey $config . }}
+{{- $_ := set $keys . (get $config .) }}
+{{- end }}
+{{- end -}}
+min_replicas: {{ hasKey $config "min_replicas" | ternary $config.min_replicas 1 }}
+max_replicas: {{ $config.max_replicas }}
+upscale_delay_s: 0.0
+downscale_delay_s: 0.0
+policy:
+  policy_function: warmroot.deploy.autoscaling:ScalingPolicy
+  policy_kwargs: {{- toYaml $keys | nindent 4 }}
 {{- end }}
 
 {{- define "warmroot.serveConfig" -}}
@@ -53,8 +89,12 @@ applications:
           num_cpus: 1
           label_selector:
             warmroot.io/role: ingress
-      {{- if not (or .Values.models .Values.config.max_replicas) }}
+      {{- if not .Values.models }}
       - name: Replica
+        {{- if .Values.config.max_replicas }}
+        autoscaling_config: {{- include "warmroot.autoscaling" . | nindent 10 }}
+        {{- else }}
         num_replicas: {{ default 1 .Values.config.num_replicas }}
+        {{- end }}
       {{- end }}
 {{- end }}
