@@ -21,6 +21,7 @@ from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
 from ..router.trace_recorder import TraceRecorder
 from ..router.warm_up import HotKeeper
+from .scaling_desk import DemandTeller
 
 CARD_POLL_S = 0.1
 
@@ -42,6 +43,7 @@ class ClusterClient:
         name = uuid.uuid4().hex
         self._exchange = PeerExchange(bus, dispatcher.core.peers, name)
         self._keeper = HotKeeper(bus, dispatcher, name)
+        self._teller = DemandTeller(card.model, dispatcher)
         self.card = card
         self.membership = membership
         self.dispatcher = dispatcher
@@ -94,12 +96,14 @@ class ClusterClient:
         await membership.start()
         client._exchange.start()
         client._keeper.start()
+        client._teller.start()
         return client
 
     async def close(self) -> None:
         """Disconnect from replicas and bus; what waits to be recorded is written."""
         self._exchange.close()
         self._keeper.close()
+        self._teller.close()
         await self.membership.close()
         await self._bus.close()
         if self._recorder is not None:

@@ -8,19 +8,24 @@ from typing import Any
 import ray
 
 from ..cluster.config import WarmrootConfig
+from ..cluster.demand import Demand
 from ..cluster.messages import ModelCard, ReplicaInfo, StartupNote
 from ..cluster.metadata_store import RedisAddress, parse_store, with_password
+from ..cluster.scaling import Decision
+from ..cluster.scaling_status import ScalingStatus
 from ..kv_store.bus import ClusterBus, InMemoryBus
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE, BusActorReader
+from .scaling_desk import ScalingDesk
 
 
 class BusActor(InMemoryBus):
-    """Runs in the actor: the bus of a cluster without Redis, or the address of the Redis."""
+    """Runs in the actor: the bus of a cluster without Redis, or the address of the Redis; the desk in any case."""
 
     def __init__(self, store: RedisAddress | None = None) -> None:
         super().__init__(time.monotonic, uuid.uuid4().hex)
         self._address = store
+        self._desk = ScalingDesk()
 
     async def put_address(self, store: RedisAddress | None) -> None:
         """Where the bus is now; None: here."""
@@ -29,6 +34,14 @@ class BusActor(InMemoryBus):
     async def address(self) -> RedisAddress | None:
         """Where the bus is; None: here."""
         return self._address
+
+    async def tell_demand(self, model: str, demand: Demand) -> ScalingStatus | None:
+        """See ``ScalingDesk``."""
+        return self._desk.tell(model, demand)
+
+    async def ask_demand(self, model: str, decided: Decision | None) -> list[Demand]:
+        """See ``ScalingDesk``."""
+        return self._desk.ask(model, decided)
 
 
 class RayBus(BusActorReader):

@@ -14,6 +14,8 @@ _FORGET_S = 5.0
 """A router that was not heard for so long is gone, or cannot be reached: what it said does not count any more."""
 _SHORT_S, _LONG_S = 30.0, 150.0
 """Rates are taken over the short window; the long one tells whether they rise."""
+_ENOUGH = 10
+"""Fewer requests in the short window are no rate: what the long one tells counts if it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class DemandMeter:
             self._history.clear()  # what comes after a silence has not come within a second
             return None
         recent, older = self._windows(now)
-        arriving = recent.arrived_s / recent.at if recent.at else 0.0
+        arriving = _arriving(recent, older)
         before = (older.arrived_s - recent.arrived_s) / (older.at - recent.at) if older.at > recent.at else arriving
         uses = _uses(words)
         return Figures(
@@ -162,6 +164,11 @@ class DemandMeter:
             history.popleft()
         short = next(earlier for earlier in reversed(history) if now - earlier.at >= _SHORT_S or earlier is history[0])
         return count.since(short), count.since(history[0])
+
+
+def _arriving(recent: _Count, older: _Count) -> float:
+    rate = recent.arrived_s / recent.at if recent.at else 0.0
+    return rate if recent.arrivals >= _ENOUGH or not older.at else min(rate, older.arrived_s / older.at)
 
 
 def _uses(words: Iterable[Demand]) -> list[ReplicaUse]:

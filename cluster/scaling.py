@@ -56,8 +56,13 @@ class ScalingState:
     raises: tuple[tuple[float, int], ...] = ()
     """When replicas began to start that are not ready, and how many there shall be with them; oldest first."""
     lowered_at: float = -inf
-    start_s: float = START_S
-    """What a replica needs to start, as last seen."""
+    seen_start_s: float | None = None
+    """What a replica needed to start, as last seen."""
+
+    @property
+    def start_s(self) -> float:
+        """What the next one will need."""
+        return START_S if self.seen_start_s is None else self.seen_start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +154,14 @@ def _fleet(state: ScalingState, moment: Moment) -> Fleet:
 
 def _with_starts(state: ScalingState, moment: Moment) -> ScalingState:
     """Learn how long replicas take to start."""
-    start_s = state.start_s
+    seen = state.seen_start_s
     raises = [(at, min(level, moment.target)) for at, level in state.raises]
     while raises and moment.ready >= raises[0][1]:
-        start_s = max(_LEAST_START_S, (start_s + moment.now - raises.pop(0)[0]) / 2)
+        start_s = max(_LEAST_START_S, moment.now - raises.pop(0)[0])
+        seen = start_s if seen is None else (seen + start_s) / 2
     if moment.ready < moment.target and not raises:  # one was lost, or this begins anew
         raises = [(moment.now, moment.target)]
-    return replace(state, raises=tuple(raises), start_s=start_s)
+    return replace(state, raises=tuple(raises), seen_start_s=seen)
 
 
 def _with_needs(state: ScalingState, up: float, down: float, moment: Moment) -> ScalingState:

@@ -17,7 +17,7 @@ from ..cluster.application_args import read_models
 from ..cluster.config import ModelConfig, WarmrootConfig
 from ..cluster.errors import ConfigError
 from .channel_token import channel_token
-from .serve_config import APP_NAME, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT
+from .serve_config import APP_NAME, INGRESS_DEPLOYMENT, REPLICA_DEPLOYMENT, copies_of
 
 REQUEST_ROUTER = "warmroot.router.serve_router.WarmrootRequestRouter"
 HEALTH_CHECKS = {"health_check_period_s": 1, "health_check_timeout_s": 10}
@@ -77,6 +77,9 @@ def replica_deployments(configs: Sequence[WarmrootConfig]) -> list[str]:
             message = f"served_model_name: two models would be the deployment {name}; give them other names"
             raise ConfigError(message, param="served_model_name")
         group = 1 + sum(config.model == other.model for other in configs[: len(names)])
+        if group > 1 and any(one.autoscaling.max_replicas and one.model == config.model for one in configs):
+            message = f"max_replicas: {config.model.names[0]} has several groups of replicas: their sizes are fixed"
+            raise ConfigError(message, param="max_replicas")
         names.append(name if group == 1 else f"{name}-{group}")
     return names
 
@@ -85,7 +88,7 @@ def _replicas(name: str, config: WarmrootConfig) -> serve.Deployment:
     return _deployment(
         Replica,
         name=name,
-        num_replicas=config.deploy.num_replicas,
+        **copies_of(config),
         # The engine queues and refuses by itself; Serve's own limit only matters to plain handles.
         max_ongoing_requests=config.scheduler.max_num_seqs + config.scheduler.max_num_queued_reqs,
         **replica_resources(config),

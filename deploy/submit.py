@@ -32,7 +32,7 @@ def submit(config: dict[str, Any], address: str, *, waits: bool = True, console:
     [application] = config["applications"]
     name, console = application["name"], console or Console(stderr=True)
     replicas = (one for one in application["deployments"] if one["name"].startswith(REPLICA_DEPLOYMENT))
-    display = StartupDisplay(console, sum(one["num_replicas"] for one in replicas))
+    display = StartupDisplay(console, sum(_first_copies(one) for one in replicas))
     with display:
         display.stage(f"deploying {name} at {address}")
         before = client.get_serve_details()
@@ -44,6 +44,11 @@ def submit(config: dict[str, Any], address: str, *, waits: bool = True, console:
         if waits:
             _wait(client, name, _deployed_at(before, name), display)
     console.print(f"{name} {'is served' if waits else 'was taken by the cluster'}", highlight=False)
+
+
+def _first_copies(deployment: Mapping[str, Any]) -> int:
+    scaling = deployment.get("autoscaling_config")
+    return deployment["num_replicas"] if scaling is None else scaling["min_replicas"]
 
 
 def _client(address: str) -> ServeSubmissionClient:
