@@ -75,7 +75,8 @@ class PrefixIndex:
     """Prefixes held by every replica. Feed it with ``apply``, ask it with ``match``."""
 
     def __init__(self) -> None:
-        self._roots: dict[tuple[BlockHash, int], Root] = {}
+        self.roots: dict[tuple[BlockHash, int], Root] = {}
+        """By namespace and bytes of a block's tokens. Only the index changes them."""
         self._nodes: list[Node | None] = []
         self._free_numbers: list[int] = []
         self._where = HashMap()
@@ -145,7 +146,7 @@ class PrefixIndex:
         """``match`` without looking at single replicas: sets of ``slots``."""
         found: Held = []
         step = block_size * TOKEN_BYTES
-        node: Node | None = self._roots.get((namespace, step))
+        node: Node | None = self.roots.get((namespace, step))
         holders, depth = -1, 0
         while node is not None and node.children is not None:
             node = node.children.get(tokens[depth : depth + step])
@@ -231,7 +232,7 @@ class PrefixIndex:
 
     def _remove(self, bit: int, key: bytes) -> int:
         """Mark one block as no longer held; returns 1 if it was."""
-        place = self._locate(key)
+        place = self.locate(key)
         if place is None or not place[0].mask & bit:
             return 0
         node, at = place
@@ -248,7 +249,8 @@ class PrefixIndex:
         self._settle(node)
         return 1
 
-    def _locate(self, key: bytes) -> tuple[Node, int] | None:
+    def locate(self, key: bytes) -> tuple[Node, int] | None:
+        """The node of a block, by the first KEY_BYTES of its hash, and its place among the node's."""
         number = self._where.get(key)
         node = None if number is None else self._nodes[number]
         if node is None:
@@ -260,10 +262,10 @@ class PrefixIndex:
 
     def _attachment(self, parent: BlockHash, step: int) -> Node:
         """The node that ends with block ``parent``; a hash nobody stored is the root of a namespace."""
-        place = self._locate(parent[:KEY_BYTES])
+        place = self.locate(parent[:KEY_BYTES])
         if place is None:
             key = (parent, step)
-            return self._roots.get(key) or self._roots.setdefault(key, Root(key))
+            return self.roots.get(key) or self.roots.setdefault(key, Root(key))
         node, at = place
         return self._split(node, at + 1) if (at + 1) * KEY_BYTES < len(node.hashes) else node
 
@@ -341,7 +343,7 @@ class PrefixIndex:
             node = parent
         if isinstance(node, Root):
             if not node.children:
-                del self._roots[node.key]
+                del self.roots[node.key]
             return
         child = _only_child(node)
         if child is not None and child.mask == node.mask:

@@ -29,14 +29,15 @@ class ReplicaSlots:
         self.names[slot] = None
         self.version += 1
 
+    def named(self, mask: int) -> tuple[ReplicaId, ...]:
+        """The replicas of a set."""
+        return tuple(name for slot in slots_of(mask) if (name := self.names[slot]) is not None)
+
     def by_name(self, held: Held) -> dict[ReplicaId, int]:
         """Tokens of each replica."""
         found: dict[ReplicaId, int] = {}
         for mask, tokens in held:
-            for slot in slots_of(mask):
-                name = self.names[slot]
-                if name is not None:
-                    found[name] = tokens
+            found.update(dict.fromkeys(self.named(mask), tokens))
         return found
 
 

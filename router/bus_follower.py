@@ -10,6 +10,7 @@ from ..cluster.messages import ReplicaInfo
 from ..kv_store.bus import BusEntry, BusReader, Cursor
 from ..kv_store.events import decode
 from ..kv_store.index import Applied, PrefixIndex
+from ..kv_store.prefix_tree import LatestBlocks
 
 READ_S = 0.5
 MEMBERS_S = 0.5
@@ -45,6 +46,8 @@ class BusFollower:
         self.conflicts = 0
         self.resyncs = 0
         self.silent: set[ReplicaId] = set()
+        self.latest = LatestBlocks()
+        """What was stored last, anywhere."""
         self._contradictory: set[ReplicaId] = set()
         self.fault = ""
         self._bus = bus
@@ -139,6 +142,7 @@ class BusFollower:
             self._lost.add(entry.replica)
         elif applied is Applied.APPLIED:
             self._lost.discard(entry.replica)
+            self.latest.note(batch.events)
 
     def _contradicted(self, replica: ReplicaId) -> None:
         """What is known stays; it is told once for each replica."""

@@ -274,6 +274,7 @@ class RoutingCore:
             ranking,
             candidates.cached_tokens,
             self._clock() - began,
+            began,
         )
         return candidates, ranking
 

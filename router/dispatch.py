@@ -31,7 +31,16 @@ from .hold import Hold
 from .journey import MAX_LOSSES, Journey
 from .late_binding import LateBinding
 from .membership import Member, Membership, ReplicaStream
-from .openai.cluster_state import ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
+from .openai.cluster_state import (
+    OwnedPrefix,
+    ReplicaStatus,
+    RouterStatus,
+    RoutingChoice,
+    RoutingStats,
+    ScalingStep,
+    StoreStatus,
+)
+from .overview import Overview
 from .policy import Policy, RoutingRequest
 from .policy.base import Prefix
 from .trust import Trust, TrustedIndex
@@ -73,6 +82,7 @@ class Dispatcher:
         self._unheard = Unheard(clock, self._known)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
+        self.overview = Overview(membership, self.core, clock)
         self._clock = clock
         self._wall = wall
         self._warm_ups = 0
@@ -92,26 +102,29 @@ class Dispatcher:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         """See ``TokenGenerator``. When its replica is lost, another one goes on where it was, and nobody notices."""
         journey = Journey(request, self._clock, self._max_losses)
-        while True:
-            leg = await self._set_out(journey)
-            num_tokens = 0
-            try:
-                if (delta := journey.take(leg.first)) is not None:
-                    yield delta
-                if leg.first.finish_reason is None:
-                    async for news in leg.stream:
-                        num_tokens += len(news.token_ids)
-                        if (delta := journey.take(news)) is not None:
-                            yield delta
-                return
-            except ReplicaLostError as error:
+        with self.overview.watch(request) as watch:
+            while True:
+                leg = await self._set_out(journey)
                 num_tokens = 0
-                self._note_loss(journey, error)
-            finally:
-                leg.stream.close()
-                if not leg.ticket.moved:
-                    self._note_heat(leg.question, leg.ticket, leg.first.cached_tokens or 0)
-                self.core.finish(leg.ticket, num_tokens)
+                try:
+                    if (delta := journey.take(leg.first)) is not None:
+                        watch.saw(delta, leg.question.prompt_tokens)
+                        yield delta
+                    if leg.first.finish_reason is None:
+                        async for news in leg.stream:
+                            num_tokens += len(news.token_ids)
+                            if (delta := journey.take(news)) is not None:
+                                watch.saw(delta, leg.question.prompt_tokens)
+                                yield delta
+                    return
+                except ReplicaLostError as error:
+                    num_tokens = 0
+                    self._note_loss(journey, error)
+                finally:
+                    leg.stream.close()
+                    if not leg.ticket.moved:
+                        self._note_heat(leg.question, leg.ticket, leg.first.cached_tokens or 0)
+                    self.core.finish(leg.ticket, num_tokens)
 
     async def warm_up(self, replica: ReplicaId, request: GenerateRequest) -> None:
         """Have one replica serve a request for what it leaves in the cache. Raises what refuses or fails it."""
@@ -155,11 +168,23 @@ class Dispatcher:
 
     def explain(self, request_id: str = "", limit: int = 1) -> list[RoutingChoice]:
         """The latest choices, newest first, for requests whose id begins with ``request_id``."""
-        return explained(reversed(self.decisions), request_id, limit)
+        return explained(reversed(self.decisions), request_id, limit, self._wall() - self._clock())
 
     def store(self) -> StoreStatus:
         """What the index is fed from."""
         return self._membership.store()
+
+    def routers(self) -> list[RouterStatus]:
+        """The router itself, and those that it hears."""
+        return self.overview.routers()
+
+    def prefixes(self, limit: int) -> list[OwnedPrefix]:
+        """At most ``limit`` nodes of the tree of prefixes, hot ones and the latest; parents before children."""
+        return self.overview.prefixes(limit)
+
+    def scaling(self) -> Sequence[ScalingStep]:
+        """What the autoscaler has decided lately, newest first."""
+        return self.overview.steps
 
     def _claimed(self, question: RoutingRequest, ticket: Ticket) -> int:
         """Prompt tokens that the index says the chosen replica has; what is in flight proves nothing."""

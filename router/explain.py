@@ -7,19 +7,25 @@ from .core import Decision
 from .openai.cluster_state import CandidateCost, RoutingChoice
 
 
-def explained(decisions: Iterable[Decision], request_id: str, limit: int) -> list[RoutingChoice]:
-    """The newest ``limit`` of ``decisions``, newest first, of requests whose id begins so. Given newest first."""
-    return [_choice(decision) for decision in islice(_of(decisions, request_id), limit)]
+def explained(
+    decisions: Iterable[Decision], request_id: str, limit: int, wall_ahead_s: float = 0.0
+) -> list[RoutingChoice]:
+    """The newest ``limit`` of ``decisions``, newest first, of requests whose id begins so. Given newest first.
+
+    ``wall_ahead_s``: the wall clock less the router's.
+    """
+    return [_choice(decision, wall_ahead_s) for decision in islice(_of(decisions, request_id), limit)]
 
 
 def _of(decisions: Iterable[Decision], request_id: str) -> Iterator[Decision]:
     return (decision for decision in decisions if decision.request_id.startswith(request_id))
 
 
-def _choice(decision: Decision) -> RoutingChoice:
+def _choice(decision: Decision, wall_ahead_s: float) -> RoutingChoice:
     chosen, cached = decision.chosen, decision.cached
     return RoutingChoice(
         request_id=decision.request_id,
+        at=decision.at + wall_ahead_s,
         prompt_tokens=decision.prompt_tokens,
         replica=chosen and chosen.replica,
         reason="refused" if decision.refusals else (chosen or decision.ranking.best).reason,

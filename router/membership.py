@@ -108,6 +108,7 @@ class Membership:
     ) -> None:
         """``model``: only its replicas are members; None: all are. ``limits`` are those of the channels."""
         self.index = index or PrefixIndex()
+        self.model = model or ""
         self._bus = bus
         self.follower = BusFollower(bus, self.index, self._update, clock, model)
         self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change, limits=limits))

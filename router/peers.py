@@ -18,6 +18,7 @@ from ..cluster.ids import ReplicaId
 from ..kv_store.hashing import TOKEN_BYTES
 from .policy.base import Prefix
 from .policy.in_flight import LINGER_S, Account, Reservation
+from .recent import Figures
 
 SILENT_S = 3.0
 """What a router told counts no longer once it has been silent for this long."""
@@ -48,6 +49,19 @@ class PeerLoad:
 class _Peer:
     heard_at: float
     loads: dict[ReplicaId, PeerLoad] = field(default_factory=dict[ReplicaId, PeerLoad])
+    figures: Figures = field(default_factory=Figures)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What is known of another router."""
+
+    name: str
+    in_flight: int
+    """Sequences that it has in replicas."""
+    silent_s: float
+    """Seconds since it was heard."""
+    figures: Figures
 
 
 class Peers:
@@ -62,6 +76,8 @@ class Peers:
         self.name = name
         self.on_news: Callable[[], None] = lambda: None
         """Called when there is something to tell and somebody to tell it to."""
+        self.figures: Callable[[], Figures] = Figures
+        """What this router has to tell of the last minute; it is told with ``everything``."""
         self._clock = clock
         self._on_change = on_change
         self._accounts: dict[ReplicaId, Account] = {}
@@ -94,20 +110,25 @@ class Peers:
         fresh = [_fresh_to_wire(reservation) for reservation in self._fresh]
         self._changed.clear()
         self._fresh.clear()
-        return cast(bytes, msgpack.packb([_VERSION, self.name, everything, loads, fresh]))
+        told = [_VERSION, self.name, everything, loads, fresh, *([self.figures().to_wire()] if everything else [])]
+        return cast(bytes, msgpack.packb(told))
 
     def hear(self, word: bytes) -> None:
         """Take in a word; one's own changes nothing. Raises ValueError for what is none."""
         try:
-            version, name, everything, loads, fresh = cast("list[Any]", msgpack.unpackb(word))
+            version, name, everything, loads, fresh, *more = cast(
+                "list[Any]", msgpack.unpackb(word, strict_map_key=False)
+            )
             if version != _VERSION or not isinstance(name, str):
                 raise ValueError(f"version must be {_VERSION}, got {version!r:.40}")
             heard = {ReplicaId(str(replica)): _load_from_wire(load) for replica, load in loads.items()}
             prefixes = [_fresh_from_wire(*reservation) for reservation in fresh]
+            figures = Figures.from_wire(more[0]) if more else None
         except (ValueError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
             raise ValueError(f"not a word of a router: {error}"[:200]) from error
         if name != self.name:
-            self._take(name, heard, everything=bool(everything))
+            peer = self._take(name, heard, everything=bool(everything))
+            peer.figures = figures or peer.figures
             for prefix in prefixes:
                 self._remember(*prefix)
 
@@ -157,7 +178,15 @@ class Peers:
         served = min(self._clock() - account.head_since, account.head_s)
         return account.unfinished, account.context_tokens, account.sent_tokens, max(0.0, account.sent_s - served)
 
-    def _take(self, name: str, heard: dict[ReplicaId, PeerLoad], *, everything: bool) -> None:
+    def others(self) -> list[PeerStatus]:
+        """The routers that are heard, by name."""
+        now = self._clock()
+        return [
+            PeerStatus(name, sum(load.unfinished for load in peer.loads.values()), now - peer.heard_at, peer.figures)
+            for name, peer in sorted(self._peers.items())
+        ]
+
+    def _take(self, name: str, heard: dict[ReplicaId, PeerLoad], *, everything: bool) -> _Peer:
         peer = self._peers.setdefault(name, _Peer(0.0))
         peer.heard_at = self._clock()
         changed = set(heard)
@@ -166,6 +195,7 @@ class Peers:
             peer.loads.clear()
         peer.loads.update(heard)
         self._sum(changed)
+        return peer
 
     def _sum(self, replicas: "set[ReplicaId] | dict[ReplicaId, PeerLoad]") -> None:
         now = self._clock()

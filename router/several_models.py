@@ -4,7 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice, zip_longest
 
-from .openai.cluster_state import ClusterState, ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
+from .openai.cluster_state import (
+    ClusterState,
+    OwnedPrefix,
+    ReplicaStatus,
+    RouterStatus,
+    RoutingChoice,
+    RoutingStats,
+    ScalingStep,
+    StoreStatus,
+)
 
 
 class SeveralModels:
@@ -43,6 +52,20 @@ class SeveralModels:
             *(state.explain(request_id, limit) for state in self._states)
         )
         return list(islice(filter(None, chain.from_iterable(turns)), limit))
+
+    def routers(self) -> list[RouterStatus]:
+        """See ``ClusterState``."""
+        return [router for state in self._states for router in state.routers()]
+
+    def prefixes(self, limit: int) -> list[OwnedPrefix]:
+        """See ``ClusterState``; each model has an equal part."""
+        share = limit // max(1, len(self._states))
+        return [prefix for state in self._states for prefix in state.prefixes(share)]
+
+    def scaling(self) -> list[ScalingStep]:
+        """See ``ClusterState``."""
+        steps = chain.from_iterable(state.scaling() for state in self._states)
+        return sorted(steps, key=lambda step: -step.at)
 
     def store(self) -> StoreStatus:
         """See ``ClusterState``. All models share the store; each has an index of its own."""

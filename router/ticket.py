@@ -22,6 +22,8 @@ class Decision:
     """Prompt tokens that each candidate was expected to have cached, in the order of ``ranking.names``."""
     seconds: float
     """Time the choice took."""
+    at: float = 0.0
+    """When it was made, by the router's clock."""
     chosen: Ranked | None = None
     """Who accepted."""
     predicted_tokens: int = 0

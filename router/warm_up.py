@@ -109,9 +109,12 @@ class HotKeeper:
 
     async def once(self) -> None:
         """Tell, and look after what is hot anywhere. Raises ConnectionError while the bus is away."""
-        await self._bus.put_hot(self._name, self._dispatcher.heat.hottest(TOLD), KEPT_S)
+        hottest = self._dispatcher.heat.hottest(TOLD)
+        self._dispatcher.overview.hot = hottest
+        await self._bus.put_hot(self._name, hottest, KEPT_S)
         if self._dispatcher.core.policy.binds_late:  # others do not look at who has which prefix
-            await self._look_after(await self._bus.hot(TOLD))
+            self._dispatcher.overview.hot = await self._bus.hot(TOLD)
+            await self._look_after(self._dispatcher.overview.hot)
 
     async def _look_after(self, prefixes: Iterable[HotPrefix]) -> None:
         now = asyncio.get_running_loop().time()

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from ...cluster.ids import ReplicaId
 from ...cluster.messages import Load, ReplicaInfo
+from ...kv_store.prefix_tree import PrefixNode
+from ..recent import Figures
 
 
 class ReplicaState(str, Enum):
@@ -76,6 +79,8 @@ class RoutingChoice:
     """Why a request went where it went."""
 
     request_id: str
+    at: float = 0.0
+    """When, in seconds since the epoch."""
     prompt_tokens: int
     replica: str | None
     """Who gave the first token; None before it."""
@@ -114,6 +119,47 @@ class StoreStatus:
     """Replicas that live and tell nothing that can be followed: nothing is known of what they have cached."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStatus:
+    """A router of one model: this ingress's own, or another ingress's or handle's, as it told last."""
+
+    name: str
+    model: str
+    is_own: bool
+    in_flight: int
+    """Sequences that it has in replicas."""
+    silent_s: float
+    """Seconds since it was heard; 0 for this ingress's own."""
+    figures: Figures
+    hit_rates: Mapping[ReplicaId, float] = field(default_factory=dict[ReplicaId, float])
+    """Replica to the share of prompt tokens that it had cached lately; only this ingress's own routers tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedPrefix:
+    """A node of the tree of prefixes, and whose it is."""
+
+    node: PrefixNode
+    model: str
+    is_private: bool
+    """Only requests with the same salt find it: a tenant's, a group's or a client's own."""
+    tenants: tuple[str, ...] = ()
+    """Those who are known to share it; none where it is for all keys without a tenant, or the router does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingStep:
+    """A decision of the autoscaler."""
+
+    at: float
+    """Seconds since the epoch."""
+    model: str
+    before: int
+    """Replicas that it wanted until then."""
+    after: int
+    reason: str
+
+
 class ClusterState(Protocol):
     """What the API tells of the cluster. Answers come from memory, at once."""
 
@@ -131,4 +177,16 @@ class ClusterState(Protocol):
 
     def store(self) -> StoreStatus:
         """The metadata store."""
+        ...
+
+    def routers(self) -> Sequence[RouterStatus]:
+        """The ingress's own routers, and the others that are heard."""
+        ...
+
+    def prefixes(self, limit: int) -> Sequence[OwnedPrefix]:
+        """At most ``limit`` nodes of the trees of prefixes, hot ones and the latest; parents before children."""
+        ...
+
+    def scaling(self) -> Sequence[ScalingStep]:
+        """What the autoscaler has decided lately, newest first."""
         ...

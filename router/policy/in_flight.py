@@ -157,6 +157,11 @@ class InFlight:
         account = self._accounts.get(replica)
         return account.unfinished if account else 0
 
+    def reserved(self) -> tuple[int, int]:
+        """Requests sent anywhere and not ended, and the uncached tokens of those without a first token."""
+        accounts = self._accounts.values()
+        return sum(one.unfinished for one in accounts), sum(one.sent_tokens for one in accounts)
+
     def queued(self) -> tuple[int, int, float]:
         """Requests that were sent and have not ended; those of them whose prefill waits for another one on the same
         replica; and the seconds that these take.

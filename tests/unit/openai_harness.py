@@ -20,7 +20,16 @@ from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
 from warmroot.router.frontend import Frontend
 from warmroot.router.openai.app import build_app
-from warmroot.router.openai.cluster_state import ReplicaState, ReplicaStatus, RoutingChoice, RoutingStats, StoreStatus
+from warmroot.router.openai.cluster_state import (
+    OwnedPrefix,
+    ReplicaState,
+    ReplicaStatus,
+    RouterStatus,
+    RoutingChoice,
+    RoutingStats,
+    ScalingStep,
+    StoreStatus,
+)
 from warmroot.router.openai.settings import ApiSettings
 from warmroot.router.tokenizer import Tokenizer
 from warmroot.router.tokenizer_parts import TokenizerParts
@@ -65,6 +74,8 @@ class FakeCluster:
     )
     stats: RoutingStats = field(default_factory=RoutingStats)
     fault: str = ""
+    tree: list[OwnedPrefix] = field(default_factory=list)
+    steps: list[ScalingStep] = field(default_factory=list)
 
     def replicas(self) -> list[ReplicaStatus]:
         info = ReplicaInfo(
@@ -91,6 +102,15 @@ class FakeCluster:
 
     def store(self) -> StoreStatus:
         return StoreStatus(store="redis://h:6379/0", fault=self.fault, index_blocks=12, gaps=3, skipped=1)
+
+    def routers(self) -> list[RouterStatus]:
+        return []
+
+    def prefixes(self, limit: int) -> list[OwnedPrefix]:
+        return self.tree[:limit]
+
+    def scaling(self) -> list[ScalingStep]:
+        return self.steps
 
 
 class Rig:

@@ -59,7 +59,7 @@ def test_the_index_holds_what_replicas_hold(num_prompts):
 def test_so_it_does_when_every_prompt_has_a_namespace_of_its_own():
     index = PrefixIndex()
     held = stream(index, 10_000, salts=0)
-    assert (index.num_blocks, len(index._roots)) == (held, 400)
+    assert (index.num_blocks, len(index.roots)) == (held, 400)
 
 
 def test_what_is_in_flight_is_forgotten_when_it_has_landed():

@@ -58,7 +58,7 @@ def check(index):
                     held[bit] += child.mask >> bit & 1
             walk(child, False)
 
-    for root in index._roots.values():
+    for root in index.roots.values():
         assert root.children
         walk(root, True)
     assert seen == index.num_blocks == len(index._where)
@@ -118,7 +118,7 @@ def test_removal_from_the_leaf_up_leaves_nothing_behind():
         assert match(index, tokens) == ({"a": left * 2, "b": 20} if left else {"b": 20})
         check(index)
     index.apply(b.batch(BlocksRemoved(tuple(reversed(hashes)))))
-    assert (index.num_blocks, index._roots) == (0, {})
+    assert (index.num_blocks, index.roots) == (0, {})
 
 
 def test_a_hole_ends_the_match():
@@ -322,7 +322,7 @@ def test_a_stranger_whose_hashes_are_all_known_leaves_no_root_behind():
     index, a, b = PrefixIndex(), Replica("a"), Replica("b")
     index.apply(a.batch(stored(ROOTS[0], [1, 2])))
     index.apply(b.batch(BlocksStored(ROOTS[1], tuple(chain(ROOTS[0], [1, 2], BLOCK)), pack_tokens([8, 8]))))
-    assert (len(index._roots), index.conflicts_of("b")) == (1, 1)
+    assert (len(index.roots), index.conflicts_of("b")) == (1, 1)
     check(index)
 
 
@@ -351,7 +351,7 @@ def test_no_nonsense_breaks_the_tree(script):
         check(index)
     for replica in replicas:
         index.drop(replica.name)
-    assert (index.num_blocks, index._roots, index.slots.names) == (0, {}, [None] * len(index.slots.names))
+    assert (index.num_blocks, index.roots, index.slots.names) == (0, {}, [None] * len(index.slots.names))
 
 
 def test_a_fork_of_which_nobody_is_left_goes_whole():
