@@ -37,3 +37,7 @@ class RequestLimits(Section):
     """Words in bad_words."""
     max_token_ids: int = Field(131072, ge=0)
     """Token ids in allowed_token_ids and in stop_token_ids."""
+    max_grammar_chars: int = Field(65536, ge=0)
+    """Characters of a schema, expression or grammar that the output is to keep to; also of all tools together."""
+    max_schema_values: int = Field(4096, ge=1)
+    """Values in a JSON schema."""

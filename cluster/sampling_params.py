@@ -1,9 +1,10 @@
 """What a request asks of the sampler, validated where it is made."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from .errors import InvalidRequestError
+from .output_grammar import OutputGrammar
 
 MAX_LOGPROBS = 20
 MAX_COMPLETIONS = 128
@@ -47,6 +48,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
     speculative: bool = True
     """Whether tokens may be drafted ahead, where the replica does that."""
+    grammar: OutputGrammar | None = None
+    """What the output must look like. It ends where the grammar does."""
+    pooling: Literal["last", "mean"] | None = None
+    """In place of an output, a vector of the prompt: the last token's hidden state, or the mean of all."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -70,6 +75,11 @@ class SamplingParams:
             raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
         if any(not -100.0 <= bias <= 100.0 for bias in self.logit_bias.values()):
             raise InvalidRequestError("logit_bias values must be between -100 and 100", param="logit_bias")
+        if self.pooling is not None and self.max_tokens != 0:
+            raise InvalidRequestError("pooling generates nothing: it needs max_tokens=0", param="max_tokens")
+        if self.grammar is not None and (self.min_tokens or self.ignore_eos):
+            name = "min_tokens" if self.min_tokens else "ignore_eos"
+            raise InvalidRequestError(f"{name} excludes structured output, which ends by itself", param=name)
 
     @property
     def greedy(self) -> bool:
@@ -88,7 +98,11 @@ class SamplingParams:
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> "SamplingParams":
         """Inverse of ``to_wire`` (msgpack returns lists for tuples)."""
-        return cls(**{name: _tuples(value) for name, value in values.items()})
+        given = {name: _tuples(value) for name, value in values.items()}
+        if given.get("grammar") is not None:
+            kind, text = given["grammar"]
+            given["grammar"] = OutputGrammar(kind, str(text))
+        return cls(**given)
 
 
 def _tuples(value: Any) -> Any:

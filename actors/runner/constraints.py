@@ -1,7 +1,7 @@
 """Changes to logits that single requests ask for: masks, bias and penalties, each touching only its own tokens.
 
-In vLLM's order: allowed tokens, bad words, minimum length, bias, penalties. Ids outside the vocabulary are passed over:
-requests are checked where they enter, and one that was not must not end the others of its batch.
+In vLLM's order: the grammar, allowed tokens, bad words, minimum length, bias, penalties. Ids outside the vocabulary are
+passed over: requests are checked where they enter, and one that was not must not end the others of its batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,8 @@ def constrain(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: 
 
 def _constrain(logits: torch.Tensor, row: SamplingRow, eos_token_ids: tuple[int, ...]) -> None:
     params, vocab = row.params, len(logits)
+    if row.guide is not None:
+        row.guide.mask(logits, row.output)
     if params.allowed_token_ids is not None:
         _allow_only(logits, _within(params.allowed_token_ids, vocab))
     banned = [word[-1] for word in params.bad_words_token_ids if word and ends_with(row.output, word[:-1])]

@@ -88,18 +88,13 @@ class Drafter:
                 room = state.num_blocks * self._block_size - state.num_tokens + 1
                 wanted[state] = min(step.num_drafts, room)
         weights: dict[SequenceState, list[torch.Tensor]] = {state: [] for state in wanted}
-        likely = dict.fromkeys(wanted, 1.0)
         for ahead in range(max(wanted.values(), default=0)):
             states = [state for state, count in wanted.items() if count > ahead]
             if not states:
                 break
             logits = self._layers.logits(table, states, ahead)
             token_ids, drawn_from = self._choose(table, states, ahead, logits)
-            for index, (state, confidence) in enumerate(zip(states, self._confidence(states), strict=True)):
-                likely[state] *= confidence
-                if likely[state] < plan.least_probability:
-                    wanted[state] = ahead
-                    continue
+            for index, state in enumerate(states):
                 table.note(state, ahead, token_ids[index : index + 1])
                 if index in drawn_from:
                     weights[state].append(drawn_from[index])
@@ -111,10 +106,6 @@ class Drafter:
             if count > 0
         }
 
-    def _confidence(self, states: list[SequenceState]) -> list[float]:
-        """Probability of the likeliest guess of each, whatever was drawn: a test must not depend on what it tests."""
-        return [1.0] * len(states)
-
     def _choose(
         self, table: SequenceTable, states: list[SequenceState], ahead: int, logits: torch.Tensor
     ) -> tuple[list[int], dict[int, torch.Tensor]]:
@@ -123,7 +114,7 @@ class Drafter:
             return self._choice.likeliest(logits).tolist(), {}
         history = [table.history(state, ahead) for state in states]
         rows = [
-            SamplingRow(state.params, state.seed, state.num_prompt, token_ids)
+            SamplingRow(state.params, state.seed, state.num_prompt, token_ids, state.guide)
             for state, token_ids in zip(states, history, strict=True)
         ]
         if any(changes_logits(row.params) for row in rows):

@@ -1,5 +1,6 @@
 """From files to a runner."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,12 +10,14 @@ from ...cluster.errors import ConfigError
 from ...cluster.kv_formats import KV_FORMATS
 from ...cluster.kv_layout import KvLayout
 from ...cluster.speculative_config import SpeculativeConfig
+from ...router.tokenizer import Tokenizer
 from ..attention.kv_memory import KvType
 from ..models.decoder import Decoder
 from ..models.draft_head import load_draft_model
 from ..models.loader import load_model
 from ..models.spec import model_len
 from ..models.weights import Progress
+from .guides import Guides
 from .load_drafter import draft_page_bytes, drafter_of
 from .memory import PageSizes, available_bytes, kv_blocks_for, open_page_bytes, page_bytes, useful_blocks
 from .runner import ModelRunner
@@ -57,10 +60,12 @@ def load_runner(
     progress: Progress | None = None,
     speculation: SpeculativeConfig | None = None,
     draft_path: Path | None = None,
+    open_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> ModelRunner:
     """Load a model and give it KV memory. Raises ModelLoadError and ConfigError.
 
     ``draft_path`` is the model that drafts, or the folder of Medusa heads, if that is what ``speculation`` asks for.
+    Only with ``open_tokenizer``, which is called when the first grammar comes, do outputs keep to grammars.
     """
     device = device or default_device()
     decoder = load_model(path, dtype=dtype, quantization=quantization, device=device, progress=progress)
@@ -69,8 +74,10 @@ def load_runner(
     if draft_path is not None and speculation is not None and speculation.drafts_with_model:
         draft = load_draft_model(draft_path, dtype=dtype, device=device)
     kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs, draft)
+    spec = decoder.spec
+    guides = None if open_tokenizer is None else Guides(open_tokenizer, spec.vocab_size, spec.eos_token_ids)
     if speculation is None:
-        return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype)
+        return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype, guides=guides)
     return ModelRunner(
         decoder,
         layout,
@@ -78,6 +85,7 @@ def load_runner(
         kv_dtype=kv_dtype,
         make_drafter=drafter_of(speculation, decoder, layout, num_blocks, kv_dtype, draft, draft_path),
         acceptance_threshold=speculation.acceptance_threshold,
+        guides=guides,
     )
 
 

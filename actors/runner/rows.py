@@ -1,11 +1,15 @@
 """One row of logits and everything that decides which token comes of it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...cluster.sampling_params import SamplingParams
 from .arrays import Int32s
+
+if TYPE_CHECKING:
+    from .guides import Guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,8 @@ class SamplingRow:
     num_prompt: int
     token_ids: Int32s
     """Prompt and output so far."""
+    guide: "Guide | None" = None
+    """Of a sequence whose output has a grammar."""
 
     @property
     def output(self) -> Int32s:
@@ -42,6 +48,7 @@ def changes_logits(params: SamplingParams) -> bool:
         or params.min_tokens
         or params.allowed_token_ids is not None
         or params.bad_words_token_ids
+        or params.grammar is not None
     )
 
 

@@ -23,7 +23,9 @@ from .choice import choice_for
 from .cuda_graphs import CudaRecorder, DecodeGraphs, graph_sizes
 from .decode import DecodeBatch, EagerDecodes
 from .drafting import Drafts, HiddenReader
+from .guides import Guides
 from .logprobs import logprobs
+from .pooling import pooled
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
 from .sequences import SequenceState, SequenceTable
@@ -59,12 +61,14 @@ class ModelRunner:
         forward: Forward | None = None,
         make_drafter: Callable[[KvMemory], Drafts] | None = None,
         acceptance_threshold: float | None = None,
+        guides: Guides | None = None,
     ) -> None:
         """``num_blocks`` counts the null page. ``kv_dtype`` defaults to the decoder's, the end tokens to its spec's.
 
         Steps of up to ``max_num_seqs`` decodes are recorded where the device can do that. ``forward`` is that of a
         pipeline stage around the decoder, and ``layout`` that of the stage's layers. ``make_drafter`` gets the KV
-        pages; ``acceptance_threshold`` is that of a ``VerifyingChoice``.
+        pages; ``acceptance_threshold`` is that of a ``VerifyingChoice``. Only with ``guides`` do outputs keep to
+        grammars.
         """
         spec = decoder.spec
         self.decoder = decoder
@@ -80,6 +84,7 @@ class ModelRunner:
         self._sampler = Sampler(self.eos_token_ids, choice)
         self._verifying = VerifyingChoice(choice, acceptance_threshold)
         self._drafter = None if make_drafter is None else make_drafter(self._kv)
+        self._guides = guides
         self._sequences = SequenceTable(len(layout.groups))
         eager = EagerDecodes(self._logits, self._decode_batch)
         # What reads lengths or counts on the host (torch's attention, quantised KV, experts), or hops, no recording can
@@ -122,11 +127,15 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> list[SequenceResult]:
         apply_diff(self._sequences, plan)
         self._kv.copy_blocks(plan.copies)
+        if self._guides is not None:
+            self._guides.begin(self._sequences, plan)
         if self._drafter is not None:
             self._drafter.begin(self._sequences, plan)
         if not plan.sequences:
             return []
         results = self._decode(plan) if only_decodes(plan) else self._mixed(plan)
+        if self._guides is not None:
+            results = self._guides.follow(results)
         return results if self._drafter is None else self._with_drafts(plan, results, self._drafter)
 
     def _with_drafts(self, plan: StepPlan, results: list[SequenceResult], drafter: Drafts) -> list[SequenceResult]:
@@ -181,7 +190,7 @@ class ModelRunner:
         hidden = self._run_layers(self._tensor(batch.token_ids), self._tensor(batch.positions), self._metadata(batch))
         if hidden is None:
             return []
-        prompt = self._prompt_logprobs(batch, hidden)
+        prompt, vectors = self._prompt_logprobs(batch, hidden), pooled(batch, hidden)
         states, sampled = batch.sampled, dict[RequestId, Sampled]()
         if states:
             hidden = hidden[self._tensor(batch.sampled_rows)]
@@ -196,7 +205,11 @@ class ModelRunner:
             if isinstance(self._drafter, HiddenReader):
                 self._drafter.read(hidden)
             sampled = dict(zip((state.request_id for state in states), runs, strict=True))
-        return [_result(state, sampled.get(state.request_id), prompt.get(state.request_id)) for state in batch.states]
+        ids = [state.request_id for state in batch.states]
+        return [
+            _result(state, sampled.get(request_id), prompt.get(request_id), vectors.get(request_id))
+            for state, request_id in zip(batch.states, ids, strict=True)
+        ]
 
     def _metadata(self, batch: Batch) -> tuple[AttentionMetadata, ...]:
         cu_seqlens_q, seqused_k = self._tensor(batch.cu_seqlens_q), self._tensor(batch.seqused_k)
@@ -221,7 +234,9 @@ class ModelRunner:
             sampled = self._sampler.greedy(logits)
         else:
             history = self._sequences.history
-            rows = [SamplingRow(state.params, state.seed, state.num_prompt, history(state)) for state in states]
+            rows = [
+                SamplingRow(state.params, state.seed, state.num_prompt, history(state), state.guide) for state in states
+            ]
             sampled = self._sampler.sample(logits, rows)
         self._sequences.append(states, sampled.token_ids)
         return sampled
@@ -284,9 +299,12 @@ def _result(
     state: SequenceState,
     sampled: Sampled | None,
     prompt_logprobs: list[TokenLogprob] | None,
+    embedding: bytes | None,
 ) -> SequenceResult:
     if sampled is None:
-        return SequenceResult(request_id=state.request_id, token_ids=[], prompt_logprobs=prompt_logprobs)
+        return SequenceResult(
+            request_id=state.request_id, token_ids=[], prompt_logprobs=prompt_logprobs, embedding=embedding
+        )
     entries = [entry for entry in sampled.logprobs if entry is not None]
     return SequenceResult(
         request_id=state.request_id,

@@ -11,6 +11,7 @@ from ...cluster.sampling_params import SamplingParams
 from ..engine.draft_tree import NO_DRAFT, Draft
 from ..engine.plan import BlockTables, NewSequence
 from .arrays import Int32s
+from .guides import Guide
 from .rows import is_plain
 
 
@@ -34,6 +35,10 @@ class SequenceState:
     """What the last plan lets it verify."""
     draft_weights: torch.Tensor | None = None
     """[places, vocab]: what its guesses were drawn from, where they were drawn."""
+    guide: Guide | None = None
+    """Of an output that has a grammar, on ranks that sample."""
+    pooled: torch.Tensor | None = None
+    """[hidden] float32: sum over what has been computed of a prompt whose mean is asked for."""
 
     @property
     def num_output(self) -> int:

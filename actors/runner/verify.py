@@ -54,6 +54,7 @@ def drafted_rows(
             seed=state.seed,
             num_prompt=state.num_prompt,
             token_ids=history(state, place),
+            guide=state.guide,
             draft=token_ids[place] if place < len(draft) else None,
             weights=weights[place] if place < len(draft) else None,
         )
@@ -70,6 +71,7 @@ def _tree_rows(state: SequenceState, draft: Draft, known: Int32s) -> list[Drafte
             seed=state.seed,
             num_prompt=state.num_prompt,
             token_ids=np.concatenate((known, np.array(draft.branch(node), np.int32))),
+            guide=state.guide,
             draft=first_children.get(node),
         )
         for node in range(ROOT, len(draft))
