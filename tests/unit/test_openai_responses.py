@@ -215,6 +215,7 @@ async def test_models():
         "owned_by": "warmroot",
         "root": "org/tiny",
         "max_model_len": 512,
+        "weights_versions": [],
     }
     assert missing.status_code == 404
 
