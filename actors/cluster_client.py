@@ -43,7 +43,7 @@ class ClusterClient:
         name = uuid.uuid4().hex
         self._exchange = PeerExchange(bus, dispatcher.core.peers, name)
         self._keeper = HotKeeper(bus, dispatcher, name)
-        self._teller = DemandTeller(card.model, dispatcher)
+        self._teller = DemandTeller(card.model, dispatcher, dispatcher.overview.scaled)
         self.card = card
         self.membership = membership
         self.dispatcher = dispatcher

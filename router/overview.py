@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ..cluster.ids import BlockHash
 from ..cluster.messages import GenerateRequest
+from ..cluster.scaling_status import ScalingStatus
 from ..kv_store.hot_prefixes import HotPrefix
 from ..kv_store.prefix_tree import prefix_tree
 from .core import RoutingCore
@@ -21,11 +22,27 @@ class Overview:
         """What all routers' requests share, as it was looked at last."""
         self.steps: Sequence[ScalingStep] = ()
         """What the autoscaler has decided lately, newest first."""
+        self.autoscaler: ScalingStatus | None = None
+        """What it decides; None: nobody does."""
         self._membership = membership
         self._core = core
         self._recent = RecentFigures(clock)
         self._owners = SaltOwners()
         core.peers.figures = self._recent.figures
+
+    def scaled(self, status: ScalingStatus) -> None:
+        """The autoscaler has decided."""
+        self.autoscaler = status
+        self.steps = [
+            ScalingStep(
+                at=decision.at,
+                model=status.model,
+                before=decision.before,
+                after=decision.target,
+                reason="; ".join(decision.reasons),
+            )
+            for decision in reversed(status.log)
+        ]
 
     def watch(self, request: GenerateRequest) -> Watch:
         """Count a request, which begins now."""
