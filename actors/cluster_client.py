@@ -91,6 +91,7 @@ class ClusterClient:
             vocab_size=card.vocab_size,
             new_seed=lambda: draws.getrandbits(63),
             timeout_s=limits.request_timeout or None,
+            tool_call_parser=card.tool_call_parser,
         )
         client = cls(bus, card, membership, dispatcher, frontend, recorder)
         await membership.start()

@@ -47,6 +47,7 @@ RoutingPolicyName = Literal[
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 QuantizationName = Literal["auto", "none", "int8", "int4", "int4-g64", "int4-g128", "gptq", "awq"]
+ToolParserName = Literal["auto", "hermes", "llama3_json"]
 KvDtypeName = Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "k8v4"]
 
 
@@ -73,6 +74,8 @@ class ModelConfig(Section):
     """Longest sequence, prompt and output, in tokens. Default: the model's context, or what the KV memory holds."""
     chat_template: str | None = None
     """File with a Jinja chat template, or the template itself. Default: the tokenizer's."""
+    tool_call_parser: ToolParserName = "auto"
+    """How the model writes tool calls. auto: as its chat template says, hermes where it says nothing."""
     seed: int | None = Field(None, ge=0, lt=2**63)
     """Base of the seeds of requests that bring none, for repeatable runs. Default: random."""
 

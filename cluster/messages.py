@@ -106,6 +106,8 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    embedding: bytes | None = None
+    """float32, little-endian, on the last delta of a request with ``pooling``."""
     replica: ReplicaId | None = None
     """Who computed it: stamped by the dispatcher on the first delta, and on the first one after a move."""
 
@@ -206,6 +208,8 @@ class ModelCard:
     """``OverloadConfig`` by key."""
     max_num_queued_reqs: int = 1024
     """Requests for each replica that may wait in a router."""
+    tool_call_parser: str = "auto"
+    """Name of the format of its tool calls."""
     build: str = ""
     """Of the application: while it is renewed, replicas of two builds have a card of the same model."""
 

@@ -68,6 +68,7 @@ class LLM:
             max_model_len=min(host.max_model_len, self._generator.engine.max_tokens),
             vocab_size=host.model.spec.vocab_size,
             new_seed=lambda: draws.getrandbits(63),
+            tool_call_parser=config.model.tool_call_parser,
         )
 
     @property

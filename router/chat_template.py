@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -26,8 +26,11 @@ class ChatTemplate:
     """A compiled template. ``special_tokens`` are its variables of that name; ``now`` is the clock it may read."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]) -> None:
+        environment = _environment(now)
         try:
-            self._template = _environment(now).from_string(source)
+            self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether it tells the model of tools by itself."""
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template cannot be compiled: {error}", param="--chat-template") from error
         # A chain of dicts, which every rendering would flatten again.

@@ -82,7 +82,9 @@ class ChoiceWriter:
             stop_reason=delta.stop_reason if matched is None else matched,
             cached_tokens=delta.cached_tokens,
             prompt_logprobs=self._prompt_logprobs(delta),
+            embedding=delta.embedding,
             replica=delta.replica,
+            report=delta.report,
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=self._num_tokens,
         )

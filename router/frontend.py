@@ -21,6 +21,7 @@ from .output import OutputCollector, OutputDelta, RequestOutput
 from .request_checks import check_params, check_priority, engine_params, packed_prompt
 from .stop import StopStrings
 from .tokenizer import Tokenizer
+from .tool_formats import tool_format_of
 
 _NUM_SEEDS = 2**64
 
@@ -29,7 +30,7 @@ class Frontend:
     """One served model, as text.
 
     ``vocab_size`` is the model's where it differs from the tokenizer's. ``clock`` is wall time in seconds.
-    ``timeout_s`` is the time limit of requests that bring none.
+    ``timeout_s`` is the time limit of requests that bring none, ``tool_call_parser`` the name of a ``ToolFormat``.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Frontend:
         new_seed: Callable[[], int] = lambda: secrets.randbits(63),
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         timeout_s: float | None = None,
+        tool_call_parser: str = "auto",
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
@@ -54,6 +56,7 @@ class Frontend:
         self._new_seed = new_seed
         self._new_id = new_id
         self._timeout_s = timeout_s
+        self.tool_format = tool_format_of(tool_call_parser, tokenizer.chat_template)
         self._template = None
         if tokenizer.chat_template is not None:
             self._template = ChatTemplate(
@@ -79,6 +82,8 @@ class Frontend:
         if self._template is None:
             reason = f"model {self.model} has no chat template: use completions, or start it with --chat-template"
             raise InvalidRequestError(reason, param="messages")
+        if not self._template.takes_tools:
+            messages, tools = self.tool_format.plain(messages, tools or ()), None
         text = self._template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -103,6 +108,7 @@ class Frontend:
         timeout_s: float | None = None,
         admitted: bool = False,
         company_tokens: int = 0,
+        trace: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of all ``n`` choices as they come; closing it aborts them.
 
@@ -113,7 +119,7 @@ class Frontend:
         if params.best_of is not None and params.best_of > params.n:
             raise InvalidRequestError("best_of greater than n cannot be streamed", param="best_of")
         options = _Options(
-            request_id, priority, cache_salt, session_id, tenant, share, timeout_s, admitted, company_tokens
+            request_id, priority, cache_salt, session_id, tenant, share, timeout_s, admitted, company_tokens, trace
         )
         return self._run(prompt_token_ids, params, options)
 
@@ -169,6 +175,7 @@ class Frontend:
                 session=options.session_id,
                 admitted=options.admitted or index > 0,
                 company_tokens=options.company_tokens if index == 0 else 0,
+                trace=options.trace,
             )
             writer = ChoiceWriter(index, self.tokenizer, params, stops, len(prompt))
             choices.append(run_choice(self._generator, request, writer))
@@ -188,6 +195,7 @@ class _Options:
     timeout_s: float | None
     admitted: bool = False
     company_tokens: int = 0
+    trace: str = ""
 
 
 def _shifted(seed: int, index: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..cluster.ids import ReplicaId, RequestId
-from ..cluster.messages import TokenLogprob
+from ..cluster.messages import FirstTokenReport, TokenLogprob
 
 FinishWord = Literal["stop", "length", "abort"]
 
@@ -40,6 +40,10 @@ class OutputDelta:
     """One per prompt token, on the first delta where the request asks for them."""
     replica: ReplicaId | None = None
     """Who computed it, on the first delta and after a move."""
+    report: FirstTokenReport | None = None
+    """Where the time before the first token went, on the first delta."""
+    embedding: bytes | None = None
+    """In place of an output, where it is asked for: float32, little-endian."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     """Of this choice so far."""
@@ -70,6 +74,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: list[DecodedLogprob | None] | None
+    embedding: bytes | None
+    """Of the prompt, where it is asked for in place of an output: float32, little-endian."""
     replica: ReplicaId | None
     """Of the first choice."""
     cached_tokens: int
@@ -110,6 +116,7 @@ class OutputCollector:
             prompt_token_ids=prompt_token_ids,
             completions=_best([_completion(deltas) for deltas in self._deltas], n),
             prompt_logprobs=first.prompt_logprobs,
+            embedding=self._deltas[0][-1].embedding,
             replica=first.replica,
             cached_tokens=first.cached_tokens or 0,
             num_output_tokens=sum(deltas[-1].num_output_tokens for deltas in self._deltas),

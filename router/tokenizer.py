@@ -103,6 +103,10 @@ class Tokenizer:
         """The token as text; bytes that are no whole character become U+FFFD."""
         return self._bytes[token_id].decode("utf-8", "replace")
 
+    def is_special(self, text: str) -> bool:
+        """Whether the text is a token that is left out of outputs."""
+        return self._backend.token_to_id(text) in self.special_ids
+
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)

@@ -278,6 +278,7 @@ def _delta_to_wire(delta: TokenDelta) -> list[Any]:
         delta.error,
         delta.logprobs and [_logprob_to_wire(logprob) for logprob in delta.logprobs],
         delta.prompt_logprobs and [logprob and _logprob_to_wire(logprob) for logprob in delta.prompt_logprobs],
+        delta.embedding,
     ]
     while wire[-1] is None:
         wire.pop()
@@ -289,11 +290,11 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         return TokenDelta(
             request_id=RequestId(_typed(wire[0], str)), index=_typed(wire[1], int), token_ids=_typed(wire[2], list)
         )
-    if not 3 < len(wire) <= 9:
+    if not 3 < len(wire) <= 10:
         raise WireError(f"a delta of {len(wire)} fields")
-    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs = (
+    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs, embedding = (
         *wire,
-        *(None,) * (9 - len(wire)),
+        *(None,) * (10 - len(wire)),
     )
     return TokenDelta(
         request_id=RequestId(_typed(request_id, str)),
@@ -307,6 +308,7 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         prompt_logprobs=None
         if prompt_logprobs is None
         else [None if logprob is None else _logprob_from_wire(logprob) for logprob in prompt_logprobs],
+        embedding=None if embedding is None else _typed(embedding, bytes),
     )
 
 

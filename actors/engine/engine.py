@@ -273,7 +273,8 @@ class Engine:
         if not num_new:
             end = request.end(self.config.eos_token_ids)
             if end is None:
-                end, error = (FinishReason.ERROR, None), "the step sampled no token"
+                reason = None if answer is None else answer.error
+                end, error = (FinishReason.ERROR, None), reason or "the step sampled no token"
         if not request.num_in_flight:
             request.num_expected = len(request.tokens)
         if end is not None:
@@ -294,6 +295,7 @@ class Engine:
             finish_reason=end[0] if end is not None else None,
             stop_reason=end[1] if end is not None else None,
             error=error,
+            embedding=None if answer is None else answer.embedding,
         )
 
     def fail(self, message: str) -> list[TokenDelta]:

@@ -85,6 +85,10 @@ class SequenceResult:
     """For the prompt tokens at positions num_computed+1 … of this chunk (the first token of a prompt has none)."""
     draft: Draft = NO_DRAFT
     """Guesses of what follows the sampled tokens."""
+    error: str | None = None
+    """Why no token could be sampled."""
+    embedding: bytes | None = None
+    """Of a prompt that has been computed, where it is asked for: float32, little-endian."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,8 @@ def _answer_to_wire(answer: SequenceResult) -> list[Any]:
         answer.token_ids,
         _logprobs_to_wire(answer.logprobs),
         _logprobs_to_wire(answer.prompt_logprobs),
+        answer.error,
+        answer.embedding,
         *_draft_to_wire(answer.draft),
     ]
     while len(wire) > 2 and wire[-1] is None:
@@ -176,6 +178,8 @@ def _answer_from_wire(
     token_ids: list[int],
     logprobs: list[Any] | None = None,
     prompt: list[Any] | None = None,
+    error: str | None = None,
+    embedding: bytes | None = None,
     *draft: list[int],
 ) -> SequenceResult:
     return SequenceResult(
@@ -184,6 +188,8 @@ def _answer_from_wire(
         logprobs=_logprobs_from_wire(logprobs),
         prompt_logprobs=_logprobs_from_wire(prompt),
         draft=_draft_from_wire(*draft),
+        error=error,
+        embedding=embedding,
     )
 
 

@@ -143,8 +143,8 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Prompt log-probabilities need every prompt position computed."""
-        return self.prompt_logprobs is None
+        """Prompt log-probabilities and means over the prompt need every position of it computed."""
+        return self.prompt_logprobs is None and self.params.pooling != "mean"
 
     def block_tokens(self, index: int, block_size: int) -> bytes:
         """Packed tokens of a block; shorter where the sequence ends."""

@@ -24,6 +24,8 @@ from .middleware_limits import RateLimits
 from .routes_admin import admin_routes
 from .routes_chat import chat_routes
 from .routes_completions import completion_routes
+from .routes_embeddings import embedding_routes
+from .routes_responses import response_routes
 from .routes_status import health_routes, model_routes
 from .service import Service, random_id
 from .settings import ApiSettings
@@ -78,7 +80,16 @@ def build_app(
         strict_content_type=False,
     )
     install_error_handlers(app)
-    for routes in (chat_routes, completion_routes, model_routes, token_routes, health_routes, admin_routes):
+    for routes in (
+        chat_routes,
+        completion_routes,
+        response_routes,
+        embedding_routes,
+        model_routes,
+        token_routes,
+        health_routes,
+        admin_routes,
+    ):
         app.router.routes.extend(routes(service).routes)  # an included router would match each request twice
     return app
 

@@ -7,7 +7,9 @@ from pydantic import Field
 
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import SamplingParams
-from .protocol import GenerationRequest, RequestBody, ResponseBody, TopLogprobs, UsageBody
+from .bodies import RequestBody, ResponseBody
+from .protocol import GenerationRequest, TopLogprobs, UsageBody
+from .tools import PastCall, Tool, ToolCallBody, ToolCallDelta, ToolChoice, chosen_tools
 
 
 class ContentPart(RequestBody):
@@ -23,29 +25,37 @@ class ChatMessage(RequestBody):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """Who speaks. ``developer`` means ``system``; tools are not supported."""
+    """Who speaks. ``developer`` means ``system``; ``function``, which ``tool`` replaced, is not supported."""
     content: str | list[ContentPart] | None = None
     """The text, whole or in parts."""
     name: str | None = None
     """Passed on to the chat template."""
-    tool_calls: list[Any] | None = None
-    """Not supported."""
+    tool_calls: list[PastCall] | None = None
+    """What the assistant called in this turn."""
+    tool_call_id: str | None = None
+    """Which call a ``tool`` answers."""
 
-    def for_template(self, path: str) -> dict[str, str]:
+    def for_template(self, path: str) -> dict[str, Any]:
         """The message as chat templates read it. Raises InvalidRequestError; ``path`` names it there."""
-        if self.role in {"tool", "function"}:
-            raise InvalidRequestError(f"role '{self.role}' is not supported by this server", param=f"{path}.role")
-        if self.tool_calls:
-            raise InvalidRequestError("tool_calls is not supported by this server", param=f"{path}.tool_calls")
+        if self.role == "function":
+            raise InvalidRequestError("role 'function' is not supported by this server", param=f"{path}.role")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequestError("only the assistant calls tools", param=f"{path}.tool_calls")
         role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self._text(f"{path}.content")}
-        return message if self.name is None else {**message, "name": self.name}
+        content = None if self.tool_calls and self.content is None else self._text(f"{path}.content")
+        message: dict[str, Any] = {"role": role, "content": content, "name": self.name}
+        if self.role == "tool":
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return {name: value for name, value in message.items() if value is not None}
 
     def texts(self) -> list[str]:
         """All text that it holds."""
+        called = [call.function.arguments for call in self.tool_calls or ()]
         if isinstance(self.content, list):
-            return [part.text for part in self.content if part.text is not None]
-        return [] if self.content is None else [self.content]
+            return [*called, *(part.text for part in self.content if part.text is not None)]
+        return called if self.content is None else [*called, self.content]
 
     def _text(self, path: str) -> str:
         if isinstance(self.content, str):
@@ -76,8 +86,14 @@ class ChatTemplateOptions(RequestBody):
     """Not supported: the template is the server's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
+    tools: list[Tool] | None = None
+    """Functions that the model may call."""
 
-    def messages_for_template(self) -> list[dict[str, str]]:
+    def shown_tools(self) -> list[Tool]:
+        """Those that the model is told of."""
+        return self.tools or []
+
+    def messages_for_template(self) -> list[dict[str, Any]]:
         """The conversation as templates read it. Raises InvalidRequestError naming the part at fault."""
         return [message.for_template(f"messages.{index}") for index, message in enumerate(self.messages)]
 
@@ -94,6 +110,7 @@ class ChatTemplateOptions(RequestBody):
             "continue_final_message": self.continue_final_message,
             "add_special_tokens": self.add_special_tokens,
             "chat_template_kwargs": self.chat_template_kwargs or {},
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.shown_tools()],
         }
 
 
@@ -109,10 +126,10 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateOptions):
     reasoning_effort: str | None = None
     """Passed on to the chat template."""
 
-    tools: list[Any] | None = None
-    """Not supported."""
-    tool_choice: str | dict[str, Any] | None = None
-    """Only ``none`` and ``auto``, which mean nothing without tools."""
+    tool_choice: ToolChoice | None = None
+    """``none``, ``auto``, ``required`` (the answer is one call or several), or the one to be called."""
+    parallel_tool_calls: bool | None = None
+    """Whether there may be several calls in an answer. Default true."""
     functions: list[Any] | None = None
     """Not supported."""
     function_call: str | dict[str, Any] | None = None
@@ -132,8 +149,6 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateOptions):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.unsupported,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -152,6 +167,10 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateOptions):
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    def shown_tools(self) -> list[Tool]:
+        """Those that may be called. Raises InvalidRequestError."""
+        return chosen_tools(self.tools or [], self.tool_choice)
 
     def render_options(self) -> dict[str, Any]:
         """Keyword arguments of ``Frontend.render``."""
@@ -188,8 +207,10 @@ class AssistantMessage(ResponseBody):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """null where the answer consists of calls."""
     refusal: None = None
+    tool_calls: list[ToolCallBody] | None = None
 
 
 class ChatChoice(ResponseBody):
@@ -199,7 +220,7 @@ class ChatChoice(ResponseBody):
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
-    """``stop``, ``length`` or ``abort``."""
+    """``stop``, ``length``, ``tool_calls`` or ``abort``."""
     stop_reason: int | str | None = None
     """The stop text or token id that ended it."""
     token_ids: list[int] | None = None
@@ -225,6 +246,7 @@ class ChatDelta(ResponseBody):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(ResponseBody):

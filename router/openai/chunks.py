@@ -109,13 +109,17 @@ class ChunkWriter:
         usage = f"{self._head}{self._usage_tail()}" if self._options.include_usage else ""
         return usage + DONE
 
+    def fail(self, error: dict[str, Any]) -> str:
+        """The event that ends a stream which cannot go on; ``error`` is the error's body."""
+        return f"data: {compact(error)}\n\n"
+
     def _choice(self, arrival: Arrival) -> str:
         raise NotImplementedError
 
     def _usage_tail(self) -> str:
         return f'],"usage":{compact(self._usage.usage().body())}}}\n\n'
 
-    def _token_ids(self, delta: OutputDelta) -> str:
+    def _ids(self, delta: OutputDelta) -> str:
         return f',"token_ids":{compact(delta.token_ids)}' if self._options.token_ids else ""
 
 
@@ -145,22 +149,32 @@ class ChatChunks(ChunkWriter):
         return "".join(f'{self._head}{{"index":{index},{delta}}}{tail}' for index in range(self._n))
 
     def _choice(self, arrival: Arrival) -> str:
-        delta, options = arrival.delta, self._options
+        delta = arrival.delta
         events = ""
-        if delta.text or (delta.token_ids and (options.logprobs is not None or options.token_ids)):
-            logprobs = "null"
-            if options.logprobs is not None and delta.logprobs is not None:
-                logprobs = compact(options.logprobs.chat(delta.logprobs))
-            events = (
-                f'{self._head}{{"index":{delta.index},"delta":{{"content":{json_text(delta.text)}}},'
-                f'"logprobs":{logprobs},"finish_reason":null{self._token_ids(delta)}}}{self._tail}'
-            )
+        if delta.text or self._has_extras(delta):
+            events = self._event(delta, f'"content":{json_text(delta.text)}', self._logprobs(delta), self._ids(delta))
         if delta.finish_reason is not None:
-            events += (
-                f'{self._head}{{"index":{delta.index},"delta":{{}},"logprobs":null,'
-                f'"finish_reason":"{delta.finish_reason}","stop_reason":{compact(delta.stop_reason)}}}{self._tail}'
-            )
+            events += self._finish(delta, delta.finish_reason)
         return events
+
+    def _has_extras(self, delta: OutputDelta) -> bool:
+        return bool(delta.token_ids) and (self._options.logprobs is not None or self._options.token_ids)
+
+    def _event(self, delta: OutputDelta, change: str, logprobs: str = "null", token_ids: str = "") -> str:
+        return (
+            f'{self._head}{{"index":{delta.index},"delta":{{{change}}},'
+            f'"logprobs":{logprobs},"finish_reason":null{token_ids}}}{self._tail}'
+        )
+
+    def _finish(self, delta: OutputDelta, reason: str) -> str:
+        return (
+            f'{self._head}{{"index":{delta.index},"delta":{{}},"logprobs":null,'
+            f'"finish_reason":"{reason}","stop_reason":{compact(delta.stop_reason)}}}{self._tail}'
+        )
+
+    def _logprobs(self, delta: OutputDelta) -> str:
+        write = self._options.logprobs
+        return "null" if write is None or delta.logprobs is None else compact(write.chat(delta.logprobs))
 
 
 class CompletionChunks(ChunkWriter):
@@ -199,7 +213,7 @@ class CompletionChunks(ChunkWriter):
         return (
             f'{self._head}{{"index":{index},"text":{json_text(echo + delta.text)},"logprobs":{logprobs},'
             f'"finish_reason":{reason},"stop_reason":{compact(delta.stop_reason)}'
-            f"{self._prompt_ids(prompt) if first else ''}{self._token_ids(delta)}}}{self._tail}"
+            f"{self._prompt_ids(prompt) if first else ''}{self._ids(delta)}}}{self._tail}"
         )
 
     def _prompt_ids(self, prompt: int) -> str:

@@ -7,7 +7,8 @@ from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import SamplingParams
-from .protocol import GenerationRequest, ResponseBody, TopLogprobs, UsageBody
+from .bodies import ResponseBody
+from .protocol import GenerationRequest, TopLogprobs, UsageBody
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -29,6 +30,22 @@ Prompt = Annotated[
 ]
 
 
+def prompts_of(prompt: Prompt, field: str) -> list[str | list[int]]:
+    """The prompts one by one. Raises InvalidRequestError naming ``field`` for an empty one."""
+    prompts = _as_list(prompt)
+    if not prompts or any(not one for one in prompts):
+        raise InvalidRequestError(f"{field} must not be empty", param=field)
+    return prompts
+
+
+def _as_list(prompt: Prompt) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [[token_id for token_id in prompt if isinstance(token_id, int)]]
+    return [one for one in prompt if not isinstance(one, int)]
+
+
 class CompletionRequest(GenerationRequest):
     """OpenAI's completion request with vLLM's extensions."""
 
@@ -47,17 +64,7 @@ class CompletionRequest(GenerationRequest):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one. Raises InvalidRequestError for an empty one."""
-        prompts = self._as_list()
-        if not prompts or any(not prompt for prompt in prompts):
-            raise InvalidRequestError("prompt must not be empty", param="prompt")
-        return prompts
-
-    def _as_list(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+        return prompts_of(self.prompt, "prompt")
 
     def to_sampling_params(self) -> SamplingParams:
         """What the sampler is asked for. Raises InvalidRequestError naming the field at fault."""

@@ -12,6 +12,8 @@ from .middleware_access import OPEN_PATHS
 from .protocol import ErrorBody
 
 _SCHEMAS = "#/components/schemas/"
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (404, 503, 504)}
+"""Of a route that asks replicas for something."""
 
 
 class DocumentedApp(FastAPI):
@@ -35,8 +37,7 @@ class DocumentedApp(FastAPI):
 
 def generation_responses(whole: type[BaseModel], event: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """The responses of a route that answers with ``whole``, or with a stream of ``event``."""
-    errors = {status: {"model": ErrorBody} for status in (404, 503, 504)}
-    return {200: {"model": whole, "content": {"text/event-stream": {"schema": _event_schema(event)}}}, **errors}
+    return {200: {"model": whole, "content": {"text/event-stream": {"schema": _event_schema(event)}}}, **ERRORS}
 
 
 def _event_schema(event: type[BaseModel]) -> dict[str, Any]:

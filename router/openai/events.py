@@ -1,13 +1,34 @@
 """The streamed response: events go out as fast as deltas come and the client reads."""
 
 from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .chunks import KEEP_ALIVE, ChunkWriter, compact
+from .chunks import KEEP_ALIVE
 from .errors import body_of
 from .feed import Arrival, DeltaFeed
+
+
+class EventWriter(Protocol):
+    """Writes the events of one response, each as a text that ends with an empty line."""
+
+    def begin(self) -> str:
+        """Before the first delta."""
+        ...
+
+    def write(self, arrival: Arrival) -> str:
+        """Of one delta; none when it has nothing to show yet."""
+        ...
+
+    def end(self) -> str:
+        """After the last delta."""
+        ...
+
+    def fail(self, error: dict[str, Any]) -> str:
+        """The one that ends a stream which cannot go on; ``error`` is the error's body."""
+        ...
 
 
 class EventStream(Response):
@@ -21,7 +42,7 @@ class EventStream(Response):
     def __init__(
         self,
         feed: DeltaFeed,
-        writer: ChunkWriter,
+        writer: EventWriter,
         first: list[Arrival],
         headers: Mapping[str, str],
         request_id: str,
@@ -57,4 +78,4 @@ class EventStream(Response):
                     yield events or KEEP_ALIVE
                 events, arrived = "", await self._feed.next()
         except Exception as error:
-            yield f"data: {compact(body_of(error, self._request_id))}\n\n"
+            yield self._writer.fail(body_of(error, self._request_id))

@@ -16,8 +16,8 @@ from ..frontend import Frontend
 from ..metrics import RequestMeter
 from ..output import OutputCollector, RequestOutput
 from ..tenancy.rate_limits import UNSAID_OUTPUT_TOKENS
-from .chunks import ChunkOptions, ChunkWriter, Envelope, UsageCounter
-from .events import EventStream
+from .chunks import ChunkOptions, Envelope, UsageCounter
+from .events import EventStream, EventWriter
 from .feed import DeltaFeed
 from .logprobs import LogprobFormat
 from .protocol import GenerationRequest
@@ -105,7 +105,7 @@ class Generation:
             logprobs=None if self.params.logprobs is None else self.logprob_format,
         )
 
-    async def stream(self, writer: ChunkWriter) -> Response:
+    async def stream(self, writer: EventWriter) -> Response:
         """The response, as soon as the first delta is here. Raises what refuses the request before that.
 
         While it waits for the first replica, which may take minutes to start, the client gets keep-alives instead.

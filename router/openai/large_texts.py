@@ -44,7 +44,7 @@ class LargeTexts:
     async def render(self, frontend: Frontend, body: ChatTemplateOptions, *, whole: bool = True) -> list[int]:
         """Token ids of a conversation; ``whole`` as in ``tokenize``. Raises InvalidRequestError."""
         messages, options = body.messages_for_template(), body.render_options()
-        size = sum([len(message["content"]) for message in messages])
+        size = sum([len(message.get("content", "")) for message in messages])
 
         def work() -> list[int]:
             if whole:

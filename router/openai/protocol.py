@@ -8,23 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...cluster.errors import InvalidRequestError
 from ...cluster.sampling_params import MAX_LOGPROBS, SamplingParams
 from ..request_checks import MOST_PRIORITY
-
-
-class RequestBody(BaseModel):
-    """Strict types, documented fields."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=())
-
-
-class ResponseBody(BaseModel):
-    """What the server sends."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+from .bodies import RequestBody, ResponseBody
+from .output_format import AskedGrammar, ResponseFormat, StructuredOutputs, guided, only_one
 
 
 class StreamOptions(RequestBody):
@@ -111,22 +101,23 @@ class GenerationRequest(RequestBody):
     return_tokens_as_token_ids: bool | None = None
     """Write tokens in logprobs as ``token_id:123``."""
 
+    response_format: ResponseFormat | None = None
+    """The form of the output: ``text``, ``json_object`` or ``json_schema``."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output, as vLLM asks for it."""
+    guided_json: str | dict[str, Any] | None = None
+    """A JSON schema that the output keeps to; older than ``structured_outputs``, as the following ones."""
+    guided_regex: str | None = None
+    """A regular expression that the whole output matches."""
+    guided_choice: list[str] | None = None
+    """The output is one of these."""
+    guided_grammar: str | None = None
+    """A grammar in GBNF or Lark that the output belongs to."""
+
     use_beam_search: bool | None = None
     """Not supported."""
     length_penalty: float | None = None
     """Only for beam search, which is not supported."""
-    response_format: dict[str, Any] | None = None
-    """Only ``{"type": "text"}``."""
-    structured_outputs: dict[str, Any] | None = None
-    """Not supported."""
-    guided_json: Any = None
-    """Not supported."""
-    guided_regex: str | None = None
-    """Not supported."""
-    guided_choice: list[str] | None = None
-    """Not supported."""
-    guided_grammar: str | None = None
-    """Not supported."""
     logprob_token_ids: list[int] | None = None
     """Not supported."""
     kv_transfer_params: dict[str, Any] | None = None
@@ -141,12 +132,6 @@ class GenerationRequest(RequestBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         "length_penalty": (1.0,),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": ({},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
         "logprob_token_ids": ([],),
         "kv_transfer_params": ({},),
         "vllm_xargs": ({},),
@@ -168,6 +153,15 @@ class GenerationRequest(RequestBody):
             raise InvalidRequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise InvalidRequestError("best_of cannot be streamed when it exceeds n", param="best_of")
+
+    def asked_grammar(self) -> AskedGrammar | None:
+        """The form of the output, if it is to have one. Raises InvalidRequestError."""
+        asked = guided(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar, "guided_")
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.asked("structured_outputs")
+        if self.response_format is not None:
+            asked += filter(None, [self.response_format.grammar("response_format")])
+        return only_one(asked)
 
     def sampling_params(self, **changed: Any) -> SamplingParams:
         """What the sampler is asked for. Raises InvalidRequestError naming the field at fault."""

@@ -17,6 +17,8 @@ from .limits import check_fields, check_messages, with_output_limit
 from .record import principal_of
 from .responses import CLIENT_LEFT, json_response
 from .service import Service
+from .tool_chunks import ToolChunks
+from .tool_use import ToolUse
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -31,14 +33,18 @@ def chat_routes(service: Service) -> APIRouter:
         check_fields(body, service.settings.limits)
         check_messages(body, service.settings.limits)
         params = with_output_limit(body.to_sampling_params(), service.settings.limits)
+        calls = ToolUse.of(body, frontend, service.new_id)
+        params = await service.grammars.applied(params, body.asked_grammar(), service.settings.limits)
+        if calls is not None:
+            params = await calls.applied(params, service)
         prompt = await service.texts.render(frontend, body, whole=body.truncate_prompt_tokens is None)
         prompt = body.truncate(prompt, frontend.max_model_len - (params.max_tokens or 1))
         generation = Generation.of(service, name, frontend, request, body, [prompt], params, "chatcmpl")
         with _naming_fields(body):
             if body.stream:
-                return await generation.stream(_chunks(generation))
+                return await generation.stream(_chunks(generation, calls))
             outputs = await generation.outputs()
-        return CLIENT_LEFT if outputs is None else _completion(generation, outputs[0])
+        return CLIENT_LEFT if outputs is None else _completion(generation, outputs[0], calls)
 
     return router
 
@@ -56,15 +62,19 @@ def _naming_fields(body: ChatCompletionRequest) -> Iterator[None]:
         raise
 
 
-def _chunks(generation: Generation) -> ChatChunks:
-    options, n = generation.chunk_options(), generation.params.n
-    return ChatChunks(generation.envelope, options, generation.usage, n=n, prompt_token_ids=generation.prompts[0])
+def _chunks(generation: Generation, calls: ToolUse | None) -> ChatChunks:
+    envelope, options, usage = generation.envelope, generation.chunk_options(), generation.usage
+    n, prompt = generation.params.n, generation.prompts[0]
+    if calls is None:
+        return ChatChunks(envelope, options, usage, n=n, prompt_token_ids=prompt)
+    parsers = [calls.parser() for _ in range(n)]
+    return ToolChunks(envelope, options, usage, parsers=parsers, new_call_id=calls.new_call_id, prompt_token_ids=prompt)
 
 
-def _completion(generation: Generation, output: RequestOutput) -> Response:
+def _completion(generation: Generation, output: RequestOutput, calls: ToolUse | None) -> Response:
     body = {
         **generation.envelope.fields("chat.completion"),
-        "choices": [_choice(generation, choice) for choice in output.completions],
+        "choices": [_choice(generation, choice, calls) for choice in output.completions],
         "usage": generation.usage.usage().body(),
     }
     if generation.params.prompt_logprobs is not None:
@@ -74,13 +84,17 @@ def _completion(generation: Generation, output: RequestOutput) -> Response:
     return json_response(body, generation.headers(output.replica, output.cached_tokens))
 
 
-def _choice(generation: Generation, choice: Completion) -> dict[str, object]:
+def _choice(generation: Generation, choice: Completion, calls: ToolUse | None) -> dict[str, object]:
     wanted = generation.params.logprobs is not None
+    message: dict[str, object] = {"role": "assistant", "content": choice.text, "refusal": None}
+    reason: str | None = choice.finish_reason
+    if calls is not None:
+        message, reason = calls.answer(choice.text, reason)
     body = {
         "index": choice.index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": message,
         "logprobs": generation.logprob_format.chat(choice.logprobs or []) if wanted else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": reason,
         "stop_reason": choice.stop_reason,
     }
     return {**body, "token_ids": choice.token_ids} if generation.body.return_token_ids else body

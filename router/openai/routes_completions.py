@@ -26,6 +26,7 @@ def completion_routes(service: Service) -> APIRouter:
         body.refuse_unsupported()
         check_fields(body, service.settings.limits)
         params = with_output_limit(body.to_sampling_params(), service.settings.limits)
+        params = await service.grammars.applied(params, body.asked_grammar(), service.settings.limits)
         texts = body.prompts()
         check_prompts(texts, body, service.settings.limits)
         prompts = await service.texts.tokenize(

@@ -10,6 +10,7 @@ from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from ..tenancy.principal import Principal
 from .cluster_state import ClusterState, ReplicaState
+from .grammar_checks import GrammarChecks
 from .large_texts import LargeTexts
 from .settings import ApiSettings
 
@@ -33,6 +34,7 @@ class Service:
     monotonic: Callable[[], float] = time.perf_counter
     new_id: Callable[[], str] = random_id
     texts: LargeTexts = field(default_factory=LargeTexts)
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
 
     @property
     def fingerprint(self) -> str:

@@ -71,7 +71,7 @@ class TinyApi:
             path = write_tiny_model(Path(folder) / "tiny.gguf")
             self.tokenizer = Tokenizer.from_path(path)
             kv = KvMemoryConfig(block_size=4, num_kv_blocks=300)
-            runner = load_runner(path, dtype="float32", kv=kv, max_num_seqs=16)
+            runner = load_runner(path, dtype="float32", kv=kv, max_num_seqs=16, open_tokenizer=lambda: self.tokenizer)
         config = EngineConfig(
             max_model_len=CONTEXT,
             max_num_seqs=16,

@@ -61,8 +61,18 @@ COMMON: dict[str, Field] = {
     "return_token_ids": SWITCH,
     "return_tokens_as_token_ids": SWITCH,
     "use_beam_search": field(False, odd=(True,)),
-    "response_format": field({"type": "text"}, None, odd=({"type": "json_object"}, {})),
-    "guided_regex": field(None, odd=("a+",)),
+    "response_format": field(
+        {"type": "text"},
+        None,
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "🙂"]}}},
+        odd=({}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 1}}}),
+    ),
+    "structured_outputs": field(None, {}, {"choice": ["ab", "b"]}, odd=({"regex": "("}, {"choice": []}, {"json": "{"})),
+    "guided_json": field(None, {"type": "integer"}, '{"type": "null"}', odd=("{", "5", "[]", {"$ref": "#"})),
+    "guided_regex": field(None, "[ab]{1,3}", odd=("(", "(a+)+$", "a{1000}{1000}", "")),
+    "guided_choice": field(None, ["a", "b"], odd=([], [""], ['"\\'])),
+    "guided_grammar": field(None, 'root ::= "a" | "b" root', odd=("", "start: start", "nonsense", "root ::= root")),
     "deadline": field(30.5, odd=(0, -1)),
     "timeout": field(30, odd=(0.5, -1)),
     "unknown": field(1, {"a": []}),
@@ -93,8 +103,14 @@ CHAT: dict[str, Field] = {
         None, {}, {"messages": 1}, {"add_generation_prompt": 0}, odd=({"loop": 1, "range": 2, "namespace": 3},)
     ),
     "reasoning_effort": field("low", "", None),
-    "tools": field([], None, odd=([{"type": "function"}],)),
-    "tool_choice": field("none", "auto", odd=("required", {})),
+    "tools": field(
+        [],
+        None,
+        [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        odd=([{"type": "function"}], [{"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}]),
+    ),
+    "tool_choice": field("none", "auto", odd=("required", {}, {"type": "function", "function": {"name": "f"}})),
+    "parallel_tool_calls": SWITCH,
     "modalities": field(["text"], None, odd=(["audio"],)),
 }
 ODD_PROMPTS = (

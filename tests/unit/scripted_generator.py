@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from warmroot.cluster.ids import ReplicaId
-from warmroot.cluster.messages import FinishReason, GenerateRequest, TokenDelta, TokenLogprob
+from warmroot.cluster.messages import FinishReason, FirstTokenReport, GenerateRequest, TokenDelta, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -24,7 +24,9 @@ class Script:
     cached_tokens: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: bytes | None = None
     replica: str = "r0"
+    report: FirstTokenReport | None = None
     forever: bool = False
 
 
@@ -86,8 +88,10 @@ async def _play(script: Script, request: GenerateRequest) -> AsyncGenerator[Toke
             prompt_logprobs=script.prompt_logprobs if index == 0 and number == 1 else None,
             cached_tokens=script.cached_tokens if number == 1 else None,
             finish_reason=reason,
+            embedding=script.embedding if reason is not None else None,
             stop_reason=script.stop_reason if reason is FinishReason.STOP else None,
             replica=ReplicaId(script.replica) if number == 1 else None,
+            report=script.report if number == 1 else None,
         )
         if reason is not None:
             return

@@ -13,8 +13,10 @@ from warmroot.cluster import errors
 from warmroot.router.openai.app import EXPOSED_HEADERS
 from warmroot.router.openai.chat import ChatCompletionRequest, ChatMessage
 from warmroot.router.openai.completions import CompletionRequest
+from warmroot.router.openai.embeddings import EmbeddingRequest
 from warmroot.router.openai.middleware_access import OPEN_PATHS, is_for_admins
 from warmroot.router.openai.protocol import StreamOptions
+from warmroot.router.openai.response_request import ResponseRequest
 from warmroot.router.openai.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeCompletionRequest
 from warmroot.router.policy import POLICIES, WarmPrefixWeights
 
@@ -27,7 +29,7 @@ PAGES = {("GET", "/docs"), ("GET", "/openapi.json")}
 
 
 def rig() -> Rig:
-    rig = Rig(says("Red", size=3))
+    rig = Rig(says("Red", size=3, embedding=bytes(8)))
     rig.frontends["smollm2"] = rig.frontend
     return rig
 
@@ -103,6 +105,8 @@ def test_every_endpoint_has_a_curl_command():
         TokenizeChatRequest,
         TokenizeCompletionRequest,
         DetokenizeRequest,
+        EmbeddingRequest,
+        ResponseRequest,
     ],
 )
 def test_every_field_is_named(model):
@@ -112,7 +116,8 @@ def test_every_field_is_named(model):
 
 def test_refused_fields():
     named = set(re.findall(r"`(\w+)`", section(API, "Refused fields")))
-    refused = {*ChatCompletionRequest.unsupported, *CompletionRequest.unsupported, "chat_template", "tool_calls"}
+    refused = {*ChatCompletionRequest.unsupported, *CompletionRequest.unsupported, "chat_template"}
+    refused |= {"previous_response_id", "conversation", "background"}
     values = {"none", "auto", "tool", "function", "text"}
     assert named - values == refused
 
