@@ -37,6 +37,7 @@ class EngineHost:
     weights_version: str
     """Of the weights that were loaded."""
     max_model_len: int
+    """Prompt and output tokens that one request can have: by the configuration, the model, and KV memory."""
 
     @classmethod
     def load(cls, config: WarmrootConfig, report: Report, start_crew: StartCrew = RankProcesses) -> "EngineHost":
@@ -61,7 +62,7 @@ class EngineHost:
             tokenizer=tokenizer,
             calibration=calibration,
             weights_version=config.model.weights_version or fingerprint(path),
-            max_model_len=model_len(model.spec, config.model.max_model_len),
+            max_model_len=_room(model, config),
         )
 
     def namespace(self, weights_version: str, weights_format: str) -> BlockHash:
@@ -130,3 +131,9 @@ class EngineHost:
             vocab_size=self.model.spec.vocab_size,
             max_model_len=self.max_model_len,
         )
+
+
+def _room(model: LoadedModel, config: WarmrootConfig) -> int:
+    executor = model.executor
+    in_cache = executor.layout.max_tokens(executor.num_blocks)
+    return min(model_len(model.spec, config.model.max_model_len), in_cache)

@@ -75,6 +75,19 @@ class KvLayout:
         """Blocks it holds in all groups."""
         return sum(self.blocks_for(group, num_tokens) for group in range(len(self.groups)))
 
+    def max_tokens(self, num_blocks: int) -> int:
+        """The longest sequence that fits when it is alone; one of the blocks is never used."""
+        low, high = 0, num_blocks
+        if all(group.window is not None for group in self.groups):
+            high = 2**31 // self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.sequence_blocks(middle * self.block_size) <= num_blocks - 1:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
     def open_pages(self, max_num_seqs: int, step_tokens: int) -> int:
         """Most open pages of a quantised format, where so many sequences run and a step computes so many tokens."""
         per_sequence, spare = OPEN_PAGES

@@ -70,17 +70,7 @@ class PrefixCache:
 
     def max_tokens(self) -> int:
         """The longest sequence that fits when it is alone."""
-        low, high = 0, self.pool.num_blocks
-        size, groups = self.layout.block_size, range(len(self.layout.groups))
-        if all(group.window is not None for group in self.layout.groups):
-            high = 2**31 // size
-        while low < high:
-            middle = (low + high + 1) // 2
-            if sum(self.layout.blocks_for(g, middle * size) for g in groups) <= self.pool.num_blocks - 1:
-                low = middle
-            else:
-                high = middle - 1
-        return low * size
+        return self.layout.max_tokens(self.pool.num_blocks)
 
     def match(self, namespace: BlockHash, tokens: bytes, max_tokens: int) -> Match:
         """The longest usable cached prefix of packed ``tokens``, at most ``max_tokens`` long."""

@@ -29,6 +29,8 @@ from .work import WorkMeter
 HISTORY = 1024
 MIN_DECODE_SAMPLE = 16
 """Tokens of an output from which the decode rate is learned."""
+UNFIT_S = 1e9
+"""What a replica costs that a request had better not go to: more than any other."""
 
 
 class RoutingCore:
@@ -143,7 +145,7 @@ class RoutingCore:
         ticket.idle = False  # what the next one has to do was not looked at
         decision.refusals.append(error)
         for ranked in decision.ranking:
-            if ranked.replica not in ticket.tried and ranked.replica in self.fleet:
+            if ranked.replica not in ticket.tried | ticket.request.avoid and ranked.replica in self.fleet:
                 self._reserve(ticket, ranked.replica, int(decision.cached.get(ranked.replica, 0)))
                 return
 
@@ -226,8 +228,9 @@ class RoutingCore:
 
     def choose(self, request: RoutingRequest) -> tuple[Candidates, Ranking]:
         """What the policy chooses from now, and its choice; nothing is reserved."""
-        candidates = self.candidates(request)
-        return candidates, self.policy.choose(request, candidates)
+        candidates, unfit = self.candidates(request), self.fleet.unfit(request)
+        ranking = self.policy.choose(request, candidates)
+        return candidates, ranking if unfit is None else ranking.dearer(unfit, UNFIT_S)
 
     def candidates(self, request: RoutingRequest) -> Candidates:
         """What the policy would choose from now."""

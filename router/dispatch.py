@@ -43,6 +43,7 @@ from .openai.cluster_state import (
 from .overview import Overview
 from .policy import Policy, RoutingRequest
 from .policy.base import Prefix
+from .quarantine import Quarantine
 from .trust import Trust, TrustedIndex
 from .unheard import Unheard
 
@@ -79,6 +80,7 @@ class Dispatcher:
         self.core = RoutingCore(self._index, policy, clock, late=late, queue=queue, history=history)
         self.hold = Hold(self.core.admission.limits, clock)
         """Who waits while there is no replica."""
+        self._quarantine = Quarantine()
         self._unheard = Unheard(clock, self._known)
         self.heat = HeatWindow(clock)
         """What this router's requests share."""
@@ -230,7 +232,12 @@ class Dispatcher:
         give_up_at = loop.time() + self._wait_s
         while True:
             question = _question(journey.request(), self._wall() - self._clock())
+            if journey.is_suspect:
+                question = await self._kept_apart(question)
             ticket = await self._submit(question, moved=journey.num_moves > 0)
+            if journey.is_suspect and not self._quarantine.enter(ticket):
+                self.core.finish(ticket)
+                continue
             try:
                 return await self._first_delta(ticket, journey, question)
             except BaseException as error:
@@ -244,6 +251,14 @@ class Dispatcher:
         """Raises PoisonRequestError when it shall not go on elsewhere."""
         self._migrations[error.reason] += 1
         journey.lost(error)
+
+    async def _kept_apart(self, question: RoutingRequest) -> RoutingRequest:
+        """Where no other suspect is, once there is such a replica, or none at all."""
+        while (ready := self.ready()) and self._clock() < question.deadline:
+            if not self._quarantine.fills(member.info.replica for member in ready):
+                break
+            await self._membership.wait_changed(LOOK_AGAIN_S)
+        return replace(question, avoid=self._quarantine.replicas)
 
     async def _submit(self, question: RoutingRequest, *, moved: bool) -> Ticket:
         """A ticket that is bound to a replica."""
@@ -306,6 +321,8 @@ class Dispatcher:
                     raise
                 if isinstance(error, ReplicaLostError):
                     self._note_loss(journey, error)
+                    if journey.is_suspect:
+                        raise
                 refusals.append(error)
                 self.core.refused(ticket, error)
                 continue

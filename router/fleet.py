@@ -3,10 +3,11 @@
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import Load, ReplicaInfo
-from .policy.base import Candidates, Column, Numbers, Places
+from .policy.base import Candidates, Column, Numbers, Places, RoutingRequest
 from .policy.in_flight import Account
 from .policy.rates import Kind, ReplicaRates
 
@@ -88,6 +89,7 @@ class Fleet:
         self.caches[key] = self.caches.get(key, 0) + 1
         kv_tokens = info.kv_total_blocks * info.block_size * self._tokens_per_id
         self._table[Column.KV_TOTAL_TOKENS, place] = max(1, kv_tokens)
+        self._table[Column.MAX_MODEL_LEN, place] = info.max_model_len
         self._write_load(place, member.load)
         self.learned(info.replica)
         self.sent(info.replica, account)
@@ -165,6 +167,14 @@ class Fleet:
         """All of them, with nothing cached."""
         count = len(self.names)
         return Candidates(self.names, self._table[:, :count], np.zeros(count), now)
+
+    def unfit(self, request: RoutingRequest) -> "NDArray[np.bool_] | None":
+        """Those that have no room for a request's whole context, or that it is to avoid. None: all alike."""
+        unfit = self._table[Column.MAX_MODEL_LEN, : len(self.names)] < request.context_tokens
+        for place in map(self._places.get, request.avoid):
+            if place is not None:
+                unfit[place] = True
+        return unfit if unfit.any() and not unfit.all() else None
 
     def _write_load(self, place: int, load: Load) -> None:
         usage = load.kv_usage

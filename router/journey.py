@@ -36,6 +36,11 @@ class Journey:
         """Whether its consumer has had anything."""
         return self._has_begun
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the next replica that is lost with it is the last: then nobody else may have been the cause."""
+        return 0 < self.num_losses == self._max_losses - 1
+
     def request(self) -> GenerateRequest:
         """For the next replica. Each gets an id of its own: one that is cut off may still be at it."""
         source = self._source

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...cluster.drain_rate import DrainRate
-from ...cluster.errors import ContextTooLongError, EngineError, InvalidRequestError, OverloadedError
+from ...cluster.errors import (
+    ContextTooLongError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
 from ...kv_store.events import BlocksStored, KvEvent
@@ -148,6 +154,11 @@ class Engine:
         if len(prompt) + room_for_output > self.max_tokens:
             raise ContextTooLongError(
                 f"the context is {self.max_tokens} tokens, but the prompt has {len(prompt)}", param="prompt"
+            )
+        whole = len(prompt) + (source.params.max_tokens or 0)
+        if source.age and whole > self.max_tokens:  # it was promised as much where it comes from
+            raise ReplicaUnavailableError(
+                f"the request may need a context of {whole} tokens, and here it has room for {self.max_tokens}"
             )
 
     def abort(self, request_id: RequestId) -> None:

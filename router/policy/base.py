@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -30,19 +31,26 @@ class RoutingRequest:
     """The prompt as ``hashing.pack_tokens`` makes it; empty where it is not known."""
     salt: str = ""
     """The tenant's."""
-    max_output: float = float("inf")
+    max_output: float = inf
     """Tokens that it generates at most."""
     priority: int = 0
     """Lower goes first."""
     tenant: str = ""
     share: float = 1.0
     """Weight of the tenant among others."""
-    deadline: float = float("inf")
+    deadline: float = inf
     """By the router's clock."""
     admitted: bool = False
     """It may wait whatever the queue: it belongs to a request that was let in."""
     company_tokens: int = 0
     """Prompt tokens of those that will be let in with it."""
+    avoid: frozenset[ReplicaId] = frozenset()
+    """It is not to go there as long as there are others."""
+
+    @property
+    def context_tokens(self) -> float:
+        """Prompt and output at most; where the output is not bounded, its first token."""
+        return self.prompt_tokens + (self.max_output if self.max_output < inf else 1)
 
 
 class Prefix(NamedTuple):
@@ -82,6 +90,8 @@ class Column(IntEnum):
     """Of these, the first one's."""
     HEAD_SINCE = 14
     """When the first one's prefill began."""
+    MAX_MODEL_LEN = 15
+    """Prompt and output tokens that one request can have there."""
 
 
 class Candidates:

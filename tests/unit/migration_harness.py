@@ -36,7 +36,7 @@ class EngineReplica:
     ``on_step`` is called with the tokens that each request has been sent so far.
     """
 
-    def __init__(self, name, bus, engine, on_step=lambda replica: None):
+    def __init__(self, name, bus, engine, on_step=lambda replica: None, max_model_len=1024):
         self.bus, self.engine, self.on_step = bus, engine, on_step
         self.server = ChannelServer(self, "secret")
         self.sent: dict[str, int] = {}
@@ -53,7 +53,7 @@ class EngineReplica:
             kv_total_blocks=400,
             max_num_seqs=16,
             max_num_batched_tokens=64,
-            max_model_len=1024,
+            max_model_len=max_model_len,
             prefill_tokens_per_s=1000.0,
             decode_step_s=0.01,
         )

@@ -1,6 +1,7 @@
 """Requests outlive their replicas: over real sockets, with engines whose every token is known."""
 
 import asyncio
+import itertools
 import time
 from dataclasses import replace
 
@@ -98,6 +99,74 @@ async def test_what_may_have_killed_three_replicas_is_not_given_a_fourth():
         (left,) = cluster.membership.ready()
         cluster.replicas[left.info.replica].on_step = lambda replica: None
         assert check_whole(await cluster.run(request("other")), "other") == EXPECTED
+
+
+def dies_of(name):
+    """A replica that is lost whenever it has computed a token of that request."""
+
+    def lose(replica):
+        if any(one.partition("~")[0] == name for one in replica.sent):
+            replica.fail()
+
+    return lose
+
+
+async def replaced(cluster, on_step):
+    """As Serve does: a new replica for each that was lost."""
+    for number in itertools.count(1):
+        await until(lambda: not any(replica.alive for replica in cluster.replicas.values()))
+        await asyncio.sleep(0.02)
+        await cluster.start(f"again-{number}", on_step=on_step)
+
+
+async def test_innocent_requests_are_told_from_the_one_that_kills():
+    names = ["poison", *(f"innocent-{number}" for number in range(5))]
+    async with MigratingCluster(wait_s=20.0) as cluster:
+        kills = dies_of("poison")
+        await cluster.start("first", on_step=kills)
+        await cluster.ready("first")
+        again = asyncio.ensure_future(replaced(cluster, kills))
+        runs = [cluster.run(request(name)) for name in names]
+        poison, *others = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 20)
+        again.cancel()
+        assert isinstance(poison, PoisonRequestError)
+        for name, deltas in zip(names[1:], others, strict=True):
+            assert check_whole(deltas, name) == EXPECTED
+        assert len(cluster.started) in (3, 4)  # the last one is not needed if the poison was the last to go
+        # All were there twice as it died; then each had a replica for itself.
+        assert cluster.dispatcher.routing().migrations["engine"] in range(2 * len(names) + 1, 2 * len(names) + 2)
+
+
+async def test_suspects_run_beside_each_other_where_there_are_replicas_for_it():
+    async with MigratingCluster("a", "b", "c", policy="round_robin", max_losses=2) as cluster:
+        for replica in cluster.replicas.values():
+            replica.step_s = 0.005
+        tasks = [asyncio.ensure_future(cluster.run(request(f"r{number}", max_tokens=60))) for number in range(6)]
+        await until(lambda: all(len(replica.sent) == 2 for replica in cluster.replicas.values()))
+        cluster.replicas["a"].fail()
+        done = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        for number, deltas in enumerate(done):
+            assert check_whole(deltas, f"r{number}") == expected_output(PROMPT, 60, VOCAB)
+        moved = {next(d.replica for d in reversed(deltas) if d.replica) for deltas in done if deltas[0].replica == "a"}
+        assert moved == {"b", "c"}
+
+
+async def test_it_goes_on_where_there_is_room_for_all_of_it():
+    async with MigratingCluster("a") as cluster:
+        await cluster.start("small", scripted_engine(max_model_len=20), max_model_len=20)
+        await cluster.ready("a", "small")
+        cluster.replicas["a"].step_s = 0.01
+        stream = cluster.dispatcher.generate(request(max_tokens=40))
+        deltas = [await anext(stream)]
+        cluster.replicas["a"].kill()
+        rest = asyncio.ensure_future(cluster_rest(stream))
+        await asyncio.sleep(0.3)
+        assert not rest.done()
+        await cluster.start("large")
+        deltas += await asyncio.wait_for(rest, 20)
+        assert check_whole(deltas) == expected_output(PROMPT, 40, VOCAB)
+        assert [d.replica for d in deltas if d.replica] == ["a", "large"]
+        assert not cluster.replicas["small"].taken
 
 
 async def test_it_waits_for_a_replica_and_not_for_ever():
