@@ -23,6 +23,8 @@ _DOWN, _UP = 0.3, 0.03
 """Share of a new measurement in its average, where it is lower and where not: what disturbs a step makes it slower."""
 _SURPRISE = 0.8
 _FADING = 0.998
+_SOLVED_STEPS = 8
+"""Steps that costs hold for: to solve for them takes as long as a small draft."""
 _ROUNDS = 3
 """The rate converges from below, quadratically."""
 
@@ -49,6 +51,14 @@ class _Average:
         self.when = when
 
 
+class _Solved(NamedTuple):
+    near: int
+    shapes: int
+    """That had been measured."""
+    until: int
+    costs: tuple[float, float, float]
+
+
 class StepSeconds:
     """Seconds of a step as base + rows · per_row + passes · per_pass, near a number of rows.
 
@@ -59,6 +69,7 @@ class StepSeconds:
         self._measured: dict[tuple[int, int], _Average] = {}
         """By (rows rounded, passes)."""
         self._now = 0
+        self._solved: _Solved | None = None
 
     def record(self, shape: StepShape, seconds: float) -> bool:
         """A step that took so long; whether that is much less than such steps were thought to take."""
@@ -82,6 +93,12 @@ class StepSeconds:
 
     def costs(self, near: int) -> tuple[float, float, float]:
         """(base, per row, per pass) in seconds, none negative, of steps of about ``near`` rows."""
+        solved, shapes = self._solved, len(self._measured)
+        if solved is None or (solved.near, solved.shapes) != (near, shapes) or self._now >= solved.until:
+            self._solved = solved = _Solved(near, shapes, self._now + _SOLVED_STEPS, self._solve(near))
+        return solved.costs
+
+    def _solve(self, near: int) -> tuple[float, float, float]:
         found = [(average, passes) for (_, passes), average in self._measured.items()]
         features: Floats = np.array([(1.0, average.rows / _ROWS, passes / _PASSES) for average, passes in found])
         seconds: Floats = np.array([average.seconds for average, _ in found])

@@ -21,9 +21,8 @@ REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
 _MARGIN = 0.7
 """Of the probability that would pay: those of heads are not exact, and what is never tried is not learnt."""
-_WITHOUT_PASSES = ("ngram", "medusa")
-"""Methods of which no passes are counted: what heads take is not told apart from what the rows take, so drafts of
-theirs stay short. Told apart (one pass a step), a recurrent head drafted four tokens and gained half as much."""
+_PASSES = {"ngram": 0, "medusa": 1}
+"""Passes that are counted where there are not as many as tokens: heads are one, however deep their tree is."""
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Speculator:
         self.config = config
         self.counts = DraftCounts()
         self._seconds = StepSeconds()
-        self._most_passes = 0 if config.method in _WITHOUT_PASSES else config.num_speculative_tokens
+        self._most_passes = _PASSES.get(config.method, config.num_speculative_tokens)
         self._acceptance: Acceptance = (
             TreeAcceptance(config.num_speculative_tokens) if config.method == "medusa" else ChainAcceptance()
         )

@@ -33,15 +33,8 @@ class ReducedHead:
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32."""
-        return self.spread(self.known(x))
-
-    def known(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, W] float32: logits of ``token_map``'s tokens."""
-        return self.linear.apply(x).float()
-
-    def spread(self, known: torch.Tensor) -> torch.Tensor:
-        """[R, W] -> [R, vocab]."""
-        logits = torch.full((len(known), self.vocab_size), _NEVER, device=known.device)
+        known = self.linear.apply(x).float()
+        logits = torch.full((len(x), self.vocab_size), _NEVER, device=x.device)
         # A third of the time that indexing takes.
         return logits.scatter_(1, self.token_map.expand_as(known), known)
 

@@ -8,6 +8,7 @@ tokens of ``token_map``.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ...cluster.errors import ConfigError, ModelLoadError
+from ..kernels.guessing import GuessingHead
+from ..kernels.library import native
+from ..kernels.linear import NativeLinear
 from ..layers.embedding import Embedding
 from ..layers.linear import Linear
 from .decoder import Decoder
-from .draft_head import ReducedHead, head_method
+from .draft_head import head_method
 
 MODEL_TYPE = "recurrent_head"
 
@@ -29,15 +33,32 @@ class RecurrentHead:
 
     up: Linear
     down: Linear
-    output: ReducedHead
+    output: Linear
+    """[hidden] -> [W]"""
+    token_map: torch.Tensor
+    """[W] int64: the ids of the tokens that are guessed."""
     embedding: Embedding
+    native: GuessingHead | None = None
+    """The same weights, where all are native."""
 
     @torch.inference_mode()
-    def advance(self, state: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """States [B, hidden] and the tokens [B] that came -> the states that the next ones are guessed from."""
+    def guess(
+        self, state: torch.Tensor, token_ids: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """States [B, hidden] and the tokens [B] that came -> (states, ``count`` likeliest tokens, log-probabilities).
+
+        The states are those that these tokens, [B, count] with the likeliest first, are guessed from.
+        """
+        came = self.embedding(token_ids)
+        if self.native is not None:
+            state, places, logprobs = self.native(state, came, count)
+            return state, self.token_map[places], logprobs
         size = state.shape[1:]
-        read = torch.cat((F.rms_norm(state, size), F.rms_norm(self.embedding(token_ids), size)), 1)
-        return state + self.down.apply(F.silu(self.up.apply(read)))
+        read = torch.cat((F.rms_norm(state, size), F.rms_norm(came, size)), 1)
+        state = state + self.down.apply(F.silu(self.up.apply(read)))
+        logits = self.output.apply(state).float()
+        values, places = logits.topk(min(count, logits.shape[1]))
+        return state, self.token_map[places], values - logits.logsumexp(1, keepdim=True)
 
 
 def is_recurrent_head(folder: Path) -> bool:
@@ -65,9 +86,13 @@ def load_recurrent_head(folder: Path, decoder: Decoder) -> RecurrentHead:
             param="speculative_config",
         )
     method = head_method(decoder, size, up.shape[0])
-    return RecurrentHead(
-        method.prepare(up, None),
-        method.prepare(down, None),
-        ReducedHead(method.prepare(output, None), token_map.to(decoder.device), vocab_size),
-        decoder.embedding,
-    )
+    up, down, output = (method.prepare(tensor, None) for tensor in (up, down, output))
+    native_head = _native(up, down, output)
+    return RecurrentHead(up, down, output, token_map.to(decoder.device), decoder.embedding, native_head)
+
+
+def _native(up: Linear, down: Linear, output: Linear) -> GuessingHead | None:
+    library = native()
+    if library is None or not isinstance(up, NativeLinear):
+        return None
+    return GuessingHead(library, up, cast(NativeLinear, down), cast(NativeLinear, output))

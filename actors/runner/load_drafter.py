@@ -1,6 +1,7 @@
 """From configuration to a drafter."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from .draft_layers import DraftModel, LayerSkip, draft_layout
 from .drafting import Drafter, DraftLayers, Drafts
 from .medusa import WIDTH, MedusaDrafter
 from .memory import page_bytes
-from .recurrent_drafts import RecurrentDrafter, RecurrentDrafts
+from .recurrent_drafts import WIDTHS, RecurrentDrafter
 
 
 def drafter_of(
@@ -51,14 +52,18 @@ def drafter_of(
 def _medusa(speculation: SpeculativeConfig, folder: Path, decoder: Decoder) -> Callable[[KvMemory], Drafts]:
     """Chains, where the attention cannot read trees, and where pages are quantised: these take tokens in order."""
     if is_recurrent_head(folder):
-        drafts = RecurrentDrafts(load_recurrent_head(folder, decoder))
-        return lambda kv: drafter_over(drafts, speculation, decoder, kv.layout.block_size, RecurrentDrafter)
-    heads = load_heads(folder, decoder)
+        head = load_recurrent_head(folder, decoder)
+        make_drafter, widths = (
+            partial(RecurrentDrafter, head),
+            speculation.tree or WIDTHS,
+        )
+    else:
+        heads = load_heads(folder, decoder)
+        make_drafter, widths = partial(MedusaDrafter, heads), speculation.tree or [WIDTH] * heads.num_heads
 
     def make(kv: KvMemory) -> Drafts:
         reads_trees = isinstance(decoder.backend, TreeBackend) and kv.open is None
-        widths = speculation.tree or [WIDTH] * heads.num_heads
-        return MedusaDrafter(heads, widths if reads_trees else [1] * len(widths))
+        return make_drafter(widths if reads_trees else [1] * len(widths))
 
     return make
 

@@ -1,5 +1,6 @@
 """A recurrent head, from training on a small model's own texts to engines that draft with it."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -83,10 +84,14 @@ def test_what_is_loaded_is_what_was_trained(trained, decoder):
     head = load_recurrent_head(folder, decoder)
     state, came = torch.randn(4, HIDDEN), torch.tensor([5, 3, 9, 20])
     expected = task.head(state, came)
-    torch.testing.assert_close(head.advance(state, came), expected, rtol=1e-2, atol=2e-2)
-    logits = head.output.apply(expected)
-    torch.testing.assert_close(logits[:, task.vocabulary.token_map], task.head.lm_head(expected), rtol=2e-2, atol=5e-2)
-    assert (logits[:, 3:5] < -1e20).all()
+    logprobs = task.head.lm_head(expected).log_softmax(1)
+    values, places = logprobs.topk(3)
+    for computed in (head, replace(head, native=None)):
+        advanced, token_ids, found = computed.guess(state, came, 3)
+        torch.testing.assert_close(advanced, expected, rtol=1e-2, atol=2e-2)
+        torch.testing.assert_close(found, values, rtol=2e-2, atol=5e-2)
+        assert torch.equal(token_ids[:, 0], task.vocabulary.token_map[places[:, 0]])
+    assert not set(range(3, 5)) & set(head.guess(state, came, VOCAB)[1].flatten().tolist())
 
 
 @pytest.mark.parametrize("streams", [1, 16])
@@ -98,7 +103,7 @@ def test_greedy_output_is_the_same(decoder, model, trained, streams):
     assert tokens(run(engine, requests)) == plain
     assert tokens(run(engine, requests)) == plain, "with cached prefixes"
     places = engine.speculator.counts.accepted_by_place
-    assert len(places) == 4 and places[2] > 5 * streams
+    assert len(places) >= 2 and places[0] > 20 * streams
 
 
 @pytest.mark.parametrize(
@@ -106,22 +111,13 @@ def test_greedy_output_is_the_same(decoder, model, trained, streams):
     [{}, {"num_blocks": 60}, {"max_num_batched_tokens": 40}, {"kv_dtype": KV_FORMATS["int8"], "block_size": 16}],
     ids=["plain", "preempted", "chunks", "int8"],
 )
-def test_whatever_is_asked_for_coupled_drafts_change_nothing(decoder, trained, options):
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_whatever_is_asked_for_guesses_change_nothing(decoder, trained, options, verification):
+    """Also where a request allows only what the head has never heard of."""
     plain = run(make_engine(decoder, None, **options), REQUESTS)
-    engine = make_engine(decoder, medusa(trained[0], 4, verification="coupled"), **options)
+    engine = make_engine(decoder, medusa(trained[0], 4, verification=verification), **options)
     for _ in range(2):
         assert tokens(run(engine, REQUESTS)) == tokens(plain)
-    assert engine.speculator.counts.accepted_tokens > 100
-
-
-def test_rejection_sampling_gives_what_is_allowed(decoder, trained):
-    """Also where a request allows only what the head has never heard of."""
-    engine = make_engine(decoder, medusa(trained[0], 4))
-    found = tokens(run(engine, REQUESTS))
-    assert set(found["only what it lacks"]) <= {3, 4} and set(found["allowed"]) <= {5, 7, 9, 11, 2}
-    assert all(len(output) == 40 for name, output in found.items() if name != "stop")
-    plain = tokens(run(make_engine(decoder, None), REQUESTS))
-    assert found["greedy"] == plain["greedy"] and found["penalties"] == plain["penalties"]
     assert engine.speculator.counts.accepted_tokens > 100
 
 

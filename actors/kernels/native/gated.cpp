@@ -9,9 +9,6 @@ namespace {
 // Outputs below which a second thread costs more than it brings.
 constexpr int64_t kLeastElements = 4096;
 
-// x * sigmoid(x)
-inline Vec silu(Vec x) { return x / (set1(1.0f) + exp(set1(0.0f) - x)); }
-
 // (1 + tanh(u)) / 2 is sigmoid(2u): one division, and no digits lost where tanh is near -1.
 inline Vec gelu_tanh(Vec x) {
     const Vec u = x * fma(x * x, set1(2 * 0.7978845608028654f * 0.044715f), set1(2 * 0.7978845608028654f));

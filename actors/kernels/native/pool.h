@@ -32,7 +32,7 @@ int64_t grain_for(int64_t count, int64_t least, int pieces = 4);
 
 // Memory of the calling thread, aligned to 64 bytes, kept between calls; valid until the next call with the same slot
 // on the same thread. Each user has a slot of its own.
-enum class Scratch { kLinear, kLinearPiece, kAttention, kAttentionPiece, kAppend, kSample, kStep, kCount };
+enum class Scratch { kLinear, kLinearPiece, kAttention, kAttentionPiece, kAppend, kSample, kStep, kGuess, kCount };
 void *scratch(Scratch slot, size_t bytes);
 
 }  // namespace wr

@@ -222,6 +222,9 @@ inline Vec exp(Vec x) {
     return scale_by_power(fma(y, r * r, r + set1(1.0f)), n);
 }
 
+// x * sigmoid(x)
+inline Vec silu(Vec x) { return x / (set1(1.0f) + exp(set1(0.0f) - x)); }
+
 inline Vec tanh(Vec x) {
     const Vec twice = exp(x + x);
     return set1(1.0f) - set1(2.0f) / (twice + set1(1.0f));

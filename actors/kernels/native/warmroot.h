@@ -208,6 +208,22 @@ typedef struct wr_step {
 int32_t wr_decoder_forward(const wr_decoder *decoder, const wr_step *step, float *hidden, int32_t first, int32_t end,
                            int32_t *peer);
 
+// ---- guess.cpp ------------------------------------------------------------------------------------------------------
+
+// A head that guesses a token from a state and the token before it (../../models/recurrent_head.py).
+typedef struct wr_guessing_head {
+    const wr_weights *up;      // [inner, 2 * hidden]
+    const wr_weights *down;    // [hidden, inner]
+    const wr_weights *output;  // [tokens, hidden]
+    float eps;                 // of its norms
+} wr_guessing_head;
+
+// state[rows, hidden], in place, reads the embeddings came[rows, hidden] of the tokens that came behind it; then the
+// `count` largest of its logits, at most 32 and no more than there are: their places and log-probabilities [rows,
+// count], the largest first.
+void wr_guess(const wr_guessing_head *head, float *state, const float *came, int64_t rows, int32_t count,
+              int64_t *places, float *logprobs);
+
 #ifdef __cplusplus
 }
 #endif
