@@ -3,6 +3,7 @@
 import asyncio
 import random
 import uuid
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..cluster.overload import OverloadConfig
 from ..cluster.time_limits import TimeLimits
 from ..kv_store.bus import ClusterBus
 from ..router.admission import QueueLimits
+from ..router.channel_tls import ChannelTls
 from ..router.dispatch import Dispatcher
 from ..router.frontend import Frontend
 from ..router.late_binding import LateBinding
@@ -60,16 +62,19 @@ class ClusterClient:
         timeout_s: float = 3600.0,
         record_trace: str | None = None,
         card: ModelCard | None = None,
+        channel_tls: Mapping[str, str] | None = None,
     ) -> "ClusterClient":
         """Wait for the first replica to announce the model, then follow the bus.
 
         With ``token``, words of an earlier run of the cluster, which had another, are passed over; with ``build`` those
-        of an application that is being replaced; with ``card`` nobody is waited for.
+        of an application that is being replaced; with ``card`` nobody is waited for. ``channel_tls``: see
+        ``TlsConfig.channel``; None: as the model's card says.
         Raises ReplicaUnavailableError when none has announced it within ``timeout_s``.
         """
         card = card or await _card(bus, model, token, build, timeout_s)
         limits = TimeLimits(**card.limits)
-        membership = Membership(bus, card.token, model=card.model, limits=limits)
+        tls = ChannelTls.of(card.channel_tls if channel_tls is None else channel_tls)
+        membership = Membership(bus, card.token, model=card.model, limits=limits, tls=tls)
         queue = queue_limits(card)
         late = LateBinding(backlog_s=card.late_binding_backlog, needs_slot=queue.max_wait_s < inf)
         dispatcher = Dispatcher(

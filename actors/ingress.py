@@ -128,6 +128,7 @@ class Ingress:
                 timeout_s=config.limits.replica_start_timeout,
                 record_trace=config.routing.record_trace,
                 card=card,
+                channel_tls=config.tls.channel,
             )
         except BaseException:
             await bus.close()

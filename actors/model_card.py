@@ -44,6 +44,7 @@ def make_card(
         limits={**config.limits.model_dump(), "no_replica_timeout": _no_replica_timeout(config)},
         overload=config.overload.model_dump(exclude_none=True),
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        channel_tls=config.tls.channel,
         tool_call_parser=model.tool_call_parser,
     )
 

@@ -21,6 +21,7 @@ from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, StartupNote, 
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
+from ..router.channel_tls import ChannelTls
 from ..router.warm_up import warm_up
 from .draining import drain
 from .embedded_bus import open_bus
@@ -68,7 +69,8 @@ class Replica:
             raise
         self._channel = ChannelServer(self, token)
         self._exits.push_async_callback(self._channel.close)
-        address = await self._channel.start(channel_host or ray.util.get_node_ip_address())
+        tls = ChannelTls.of(config.tls.channel)
+        address = await self._channel.start(channel_host or ray.util.get_node_ip_address(), tls=tls)
         self.info: ReplicaInfo = self._host.describe(
             self._id, Epoch(time.time_ns()), address, node=ray.get_runtime_context().get_node_id(), pid=os.getpid()
         )

@@ -210,6 +210,8 @@ class ModelCard:
     """Requests for each replica that may wait in a router."""
     tool_call_parser: str = "auto"
     """Name of the format of its tool calls."""
+    channel_tls: dict[str, str] = field(default_factory=dict[str, str])
+    """Paths of the channels' certificate, key and authorities, on every host; empty: plain TCP."""
     build: str = ""
     """Of the application: while it is renewed, replicas of two builds have a card of the same model."""
 

@@ -17,10 +17,23 @@ def check_certificates(tls: TlsConfig, *, ray_address: str | None = None) -> Non
     if tls.ssl_certfile is not None:
         _load("ssl_keyfile" if tls.ssl_keyfile else "ssl_certfile", tls.ssl_certfile, tls.ssl_keyfile)
     if tls.ssl_ca_certs is not None:
-        try:
-            ssl.create_default_context(cafile=tls.ssl_ca_certs)
-        except OSError as error:
-            raise _wrong("ssl_ca_certs", tls.ssl_ca_certs, error) from error
+        _check_authorities("ssl_ca_certs", tls.ssl_ca_certs)
+    if ray_address is None:  # the files of a cluster are its hosts'
+        _check_channel(tls)
+
+
+def _check_channel(tls: TlsConfig) -> None:
+    if tls.channel_certfile is None or tls.channel_ca_certs is None:
+        return
+    _load("channel_keyfile" if tls.channel_keyfile else "channel_certfile", tls.channel_certfile, tls.channel_keyfile)
+    _check_authorities("channel_ca_certs", tls.channel_ca_certs)
+
+
+def _check_authorities(key: str, file: str) -> None:
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise _wrong(key, file, error) from error
 
 
 def _load(key: str, certificate: str, private_key: str | None) -> None:

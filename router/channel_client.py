@@ -19,6 +19,7 @@ from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo,
 from ..cluster.time_limits import TimeLimits
 from ..cluster.within import within
 from . import wire
+from .channel_tls import ChannelTls
 from .silence import PING_S, Silence
 from .wire import WireError
 
@@ -105,11 +106,13 @@ class ChannelClient:
         on_change: Callable[[], None] = lambda: None,
         *,
         limits: TimeLimits | None = None,
+        tls: ChannelTls | None = None,
     ) -> None:
         self.info = info
         self.on_change = on_change
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
         self._token = token
+        self._tls = tls
         self.limits = limits or TimeLimits.model_validate({})
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -156,7 +159,8 @@ class ChannelClient:
     async def _serve_one_connection(self) -> None:
         host, _, port = self.info.address.rpartition(":")
         loop = asyncio.get_running_loop()
-        open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port))
+        tls = None if self._tls is None else self._tls.client()
+        open_connection = loop.create_connection(lambda: _Connection(self), host.strip("[]"), int(port), ssl=tls)
         _, connection = await within(self.limits.connect_timeout, open_connection)
         try:
             ack = await within(self.limits.connect_timeout, connection.greet(self._token))

@@ -16,6 +16,7 @@ from ..cluster.errors import (
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from . import silence, wire
+from .channel_tls import ChannelTls
 from .silence import PING_S
 from .wire import WireError
 
@@ -63,10 +64,12 @@ class ChannelServer:
         self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int = 0) -> str:
+    async def start(self, host: str, port: int = 0, tls: ChannelTls | None = None) -> str:
         """Listen; returns ``host:port``, with the port that was free if 0 was asked for."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port)
+        self._tls = tls
+        options = {} if tls is None else {"ssl": tls.server(), "ssl_handshake_timeout": HELLO_TIMEOUT_S}
+        self._server = await loop.create_server(lambda: _Connection(self), host, port, **options)
         self._watch = loop.create_task(self._watch_for_silence())
         bound = cast("tuple[str, int]", self._server.sockets[0].getsockname()[:2])
         return f"{bound[0]}:{bound[1]}"
@@ -136,6 +139,8 @@ class ChannelServer:
     async def _watch_for_silence(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
+            if self._tls is not None:
+                self._tls.renew()
             for connection in list(self._connections):
                 connection.check_silence()
 

@@ -16,6 +16,7 @@ from ..kv_store.bus import BusReader
 from ..kv_store.index import PrefixIndex
 from .bus_follower import BusFollower
 from .channel_client import ChannelClient
+from .channel_tls import ChannelTls
 from .openai.cluster_state import ReplicaState, ReplicaStatus, StoreStatus
 from .policy.rates import Kind, Kinds, ReplicaRates
 
@@ -105,13 +106,16 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
         model: str | None = None,
         limits: TimeLimits | None = None,
+        tls: ChannelTls | None = None,
     ) -> None:
-        """``model``: only its replicas are members; None: all are. ``limits`` are those of the channels."""
+        """``model``: only its replicas are members; None: all are. ``limits`` and ``tls`` are those of the channels."""
         self.index = index or PrefixIndex()
         self.model = model or ""
         self._bus = bus
         self.follower = BusFollower(bus, self.index, self._update, clock, model)
-        self._connect = connect or (lambda info, on_change: ChannelClient(info, token, on_change, limits=limits))
+        self._connect = connect or (
+            lambda info, on_change: ChannelClient(info, token, on_change, limits=limits, tls=tls)
+        )
         self._members: dict[ReplicaId, Member] = {}
         self._ready: Sequence[Member] | None = None
         self._kinds = Kinds()

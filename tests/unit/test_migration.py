@@ -217,12 +217,14 @@ async def test_a_connection_that_breaks_leads_back_to_the_same_replica():
 
 async def test_a_full_replica_takes_what_another_had_accepted():
     async with MigratingCluster("a", policy="round_robin") as cluster:
+        cluster.replicas["a"].step_s = 0.02
         stream = cluster.dispatcher.generate(request(max_tokens=40))
         await anext(stream)
         b = await cluster.start("b", scripted_engine(max_num_seqs=1, max_num_queued_reqs=1))
         b.stop_computing()
         b.engine.add(request("runs"))
         b.engine.step()
+        await asyncio.sleep(0.1)  # its way to the other replica makes a request a little younger
         b.engine.add(request("waits"))
         await cluster.ready("a", "b")
         cluster.replicas["a"].kill()
