@@ -25,7 +25,7 @@ from .schedule import schedule
 from .site import Site, Size, running_site, why_no_site
 from .storm import Storm
 from .ties import split_ties
-from .verdict import Inventory, changes, judge, left_behind, unexplained_cuts
+from .verdict import Inventory, changes, judge, left_behind, not_audited, unexplained_cuts
 
 IDLE_S = 60.0
 
@@ -87,7 +87,7 @@ def at_rest(site: Site, before: Inventory) -> list[str]:
     missing = site.what_is_amiss()
     problems = [f"not whole: {missing}"] if missing else []
     problems += [f"leaked: {held}" for held in _patiently(lambda: list(filter(None, [site.busy()])))]
-    problems += changes(before, Inventory.of(site))
+    problems += changes(before, Inventory.of(site)) + not_audited(site)
     site.remove()
     return problems + _patiently(lambda: left_behind(site))
 

@@ -1,4 +1,4 @@
-"""Fills a host's disk, or the machine's memory up to a bound.
+"""Fills a host's disk, or the machine's memory up to a bound, or says that memory is full.
 
 Run as ``python ballast.py disk FOLDER`` or ``python ballast.py memory BYTES`` there: it says ``up`` once there is no
 room, and gives it back at the end of its standard input.
@@ -23,17 +23,33 @@ _PIECE = 2**20
 def start_ballast(host: "Host", what: str) -> Callable[[], None]:
     """Fill it; what is returned empties it again."""
     amount = str(host.scratch) if what == DISK else str(MEMORY_BYTES)
+    return _until_called(host, [sys.executable, str(Path(__file__)), what, amount])
+
+
+def _until_called(host: "Host", command: list[str]) -> Callable[[], None]:
+    """Run a command that says ``up`` and ends with its standard input, which what is returned closes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = host.start([sys.executable, str(Path(__file__)), what, amount], os.environ, **pipes)
+    process = host.start(command, os.environ, **pipes)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
 
-    def empty() -> None:
+    def end() -> None:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(20.0)
 
-    return empty
+    return end
+
+
+_PRETEND = """
+sed '/^MemAvailable/s/[0-9]\\{1,\\}/100000/' /proc/meminfo > "$0"; mount --bind "$0" /proc/meminfo; echo up
+cat >/dev/null; umount /proc/meminfo
+"""
+
+
+def pretend_full_memory(host: "Host") -> Callable[[], None]:
+    """The kernel tells the host's processes that there is next to no memory left, until what is returned is called."""
+    return _until_called(host, ["sh", "-c", _PRETEND, str(host.scratch / "meminfo")])
 
 
 def fill_disk(folder: Path) -> Callable[[], None]:

@@ -2,16 +2,19 @@
 
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ..integration.hosts_harness import Host
 from .bad_link import Cable
-from .ballast import DISK, MEMORY, start_ballast
+from .ballast import DISK, MEMORY, pretend_full_memory, start_ballast
 from .links import LOSSY, SLOW, BadLink
 from .site import Found, Site, send
 
+MONITOR_S = 15.0
+"""Ray looks at memory four times a second."""
 Heal = Callable[[], None]
 
 
@@ -103,6 +106,25 @@ def fill(site: Site, draw: random.Random, *, what: str) -> Strike:
     return Strike(f"{what} of {host.name}", start_ballast(host, what))
 
 
+def run_out_of_memory(site: Site, draw: random.Random) -> Strike | None:
+    """A host says that its memory is full until Ray's memory monitor has killed one of its workers."""
+    host = draw.choice(site.workers)
+    before = _workers_of(host)
+    end = pretend_full_memory(host)
+    deadline = time.monotonic() + MONITOR_S
+    while not (gone := before.keys() - _workers_of(host).keys()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    end()
+    victims = " and ".join(sorted(before[pid] for pid in gone))
+    return Strike(f"{victims} on {host.name}") if victims else None
+
+
+def _workers_of(host: Host) -> dict[int, str]:
+    """Ray's workers, which have a title each."""
+    found = host.processes("ray::")
+    return {one.inner_pid: one.command.partition(" ")[0] for one in found if one.command.startswith("ray::")}
+
+
 def pick(found: list[Found], draw: random.Random) -> Found | None:
     """A victim, by one draw however many there are."""
     place = draw.random()
@@ -130,6 +152,7 @@ FAULTS = (
     Fault("Redis cut off", partial(cut, of_store=True), lasts_s=8.0),
     Fault("Redis's link lossy", partial(worsen, of_store=True, cable=LOSSY), lasts_s=10.0),
     Fault("disk full", partial(fill, what=DISK), lasts_s=10.0),
+    Fault("memory full", run_out_of_memory, may_cut=True),
     Fault("memory pressure", partial(fill, what=MEMORY), lasts_s=10.0),
 )
 """All of them, by name."""

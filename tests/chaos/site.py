@@ -5,19 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copytree, rmtree, which
+from shutil import copytree, which
 from typing import Any
 
 import httpx
 
 from ..integration.cluster_harness import wait_until
-from ..integration.hosts_harness import GCS_PORT, Host, HostProcess, Lan, why_no_hosts
+from ..integration.hosts_harness import GCS_PORT, Host, HostProcess, Lan, new_lan, why_no_hosts
 
 PORT, REDIS_PORT, GCS_REDIS_PORT = 8000, 6380, 6390
 START_S = 400.0
@@ -25,6 +24,8 @@ CPUS_EACH = 4
 """That Ray may hand out on each worker."""
 DISK_BYTES = 256 * 2**20
 """What each host has for logs and temporary files."""
+AUDIT_LOG = "/var/tmp/audit.jsonl"
+"""On the disk for logs, of whatever host the ingress runs on."""
 KEYS = ("key-of-tenant-a", "key-of-tenant-b")
 ADMIN_KEY = "key-of-the-admin"
 STEP_TIMEOUT_S = 10.0
@@ -148,18 +149,12 @@ class Site:
         for role, count in self.size.processes().items():
             if counts[role] != count:
                 return f"{counts[role]} of {count} {role} processes"
-        state = self.state()
-        if state is None:
-            return "no door answers"
-        ready = [replica for replica in state["replicas"] if replica["state"] == "ready"]
-        if len(ready) != self.size.replicas or len(state["replicas"]) != self.size.replicas:
-            return f"{len(ready)} of {self.size.replicas} replicas are ready, {len(state['replicas'])} known"
-        alive = {(one.host.name, one.process.inner_pid) for one in found if one.role in ("replica", "rank")}
-        pids = {pid for _, pid in alive}  # numbers are each host's own, and a replica without ranks tells no host
-        for replica in ready:
-            if replica["pid"] not in pids or {(rank["host"], rank["pid"]) for rank in replica["ranks"]} - alive:
-                return f"replica {replica['replica']} has ended"
-        return state["metadata_store"]["fault"]
+        states = {url: self.state(url) for url in self.urls}
+        closed = [url for url, state in states.items() if state is None]
+        if closed:
+            return f"{' and '.join(closed)} does not answer"
+        missing = (_missing(state, self.size.replicas, found) for state in states.values() if state is not None)
+        return next(filter(None, missing), "")
 
     def wait_whole(self, deadline_s: float) -> None:
         """Until nothing is amiss. Raises AssertionError."""
@@ -176,6 +171,11 @@ class Site:
                 if held:
                     return f"{replica['replica']}: {held}"
         return ""
+
+    def audited(self) -> str:
+        """What the audit logs of all ingresses hold."""
+        logs = [Path(f"/proc/{host.init}/root{AUDIT_LOG}") for host in self.workers]
+        return "".join(log.read_text() for log in logs if log.exists())
 
     def remove(self) -> None:
         """Take the application down, as an operator does."""
@@ -198,6 +198,19 @@ class Site:
         return "\n".join(f"{log}: {log.read_text()[-1500:]}" for host in self.lan.hosts for log in host.logs)
 
 
+def _missing(state: Mapping[str, Any], num_replicas: int, found: Sequence[Found]) -> str:
+    """What an ingress misses, or takes for alive that is not."""
+    ready = [replica for replica in state["replicas"] if replica["state"] == "ready"]
+    if len(ready) != num_replicas or len(state["replicas"]) != num_replicas:
+        return f"{len(ready)} of {num_replicas} replicas are ready, {len(state['replicas'])} known"
+    alive = {(one.host.name, one.process.inner_pid) for one in found if one.role in ("replica", "rank")}
+    pids = {pid for _, pid in alive}  # numbers are each host's own, and a replica without ranks tells no host
+    for replica in ready:
+        if replica["pid"] not in pids or {(rank["host"], rank["pid"]) for rank in replica["ranks"]} - alive:
+            return f"replica {replica['replica']} has ended"
+    return state["metadata_store"]["fault"]
+
+
 def send(found: Found, number: signal.Signals) -> None:
     """A signal; whoever has ended meanwhile gets none."""
     with suppress(ProcessLookupError):
@@ -207,10 +220,7 @@ def send(found: Found, number: signal.Signals) -> None:
 @contextmanager
 def running_site(size: Size) -> Iterator[Site]:
     """Start hosts, Redis, Ray and the application, and end them all."""
-    scratch = Path(tempfile.mkdtemp(prefix="wrc", dir="/tmp"))  # Ray's sockets live there: paths must be short
-    with ExitStack() as stack:
-        stack.callback(rmtree, scratch, ignore_errors=True)
-        lan = Lan(scratch, stack)
+    with new_lan("wrc") as lan:
         for _ in range(4):
             _limit_disk(lan.add_host())
         site = Site(lan, size)
@@ -228,7 +238,8 @@ def running_site(size: Size) -> Iterator[Site]:
 def _limit_disk(host: Host) -> None:
     """Logs and temporary files of the host are on a small disk of their own."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(host.scratch)]
-    host.start(mount, os.environ).wait(20.0)
+    for command in (mount, ["mount", "--bind", str(host.scratch), str(Path(AUDIT_LOG).parent)]):
+        assert host.start(command, os.environ).wait(20.0) == 0, host.logs[-1].read_text()
 
 
 def _start_redis(host: Host, port: int, address: str, *, keeps: bool = False) -> None:
@@ -269,6 +280,7 @@ def groups(site: Site) -> list[Mapping[str, Any]]:
         "max_model_len": 1024,
         "step_timeout": STEP_TIMEOUT_S,
         "num_ingress": size.ingresses,
+        "audit_log": AUDIT_LOG,
         "tenant_api_key": [f"tenant{number}={key}" for number, key in enumerate(KEYS)],
         "admin_api_key": [ADMIN_KEY],
         "metadata_store": f"redis://{site.store.address}:{REDIS_PORT}/0?prefix=chaos",

@@ -4,15 +4,12 @@ import random
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from ..integration.cluster_harness import wait_until
-from ..integration.hosts_harness import Host, Lan
+from ..integration.hosts_harness import Host, Lan, new_lan
 from .bad_link import Cable
 from .ballast import DISK, start_ballast
 from .links import BadLink
@@ -32,9 +29,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def lan() -> Iterator[Lan]:
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wrc", dir="/tmp"))
-        lan = Lan(Path(folder), stack)
+    with new_lan("wrc") as lan:
         host = lan.add_host()
         host.start([sys.executable, "-c", ECHO], {})
         wait_until(lambda: answered(host, 1) == 1)

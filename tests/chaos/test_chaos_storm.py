@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.skipif(why_no_site() is not None, reason=str(why_no_site())),
 ]
 
-FAULTS = "rank killed,rank stopped,replica killed,ingress killed,controller,Redis killed,Redis's link,link lossy,disk"
-FLAGS = ["--minutes", "1.5", "--seed", "11", "--every", "10", "--clients", "5", "--pool", "48", "--faults", FAULTS]
+FAULTS = "rank killed,rank stopped,replica killed,ingress killed,controller,Redis killed,Redis's link,memory full,disk"
+FLAGS = ["--minutes", "1", "--seed", "11", "--every", "7.5", "--clients", "4", "--pool", "32", "--faults", FAULTS]
 
 
 def test_a_storm_loses_no_stream_changes_no_token_and_leaves_nothing_behind(tmp_path: Path):

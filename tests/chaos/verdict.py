@@ -1,9 +1,13 @@
 """What a storm must not have done: each finding is a line, and no line is the aim."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from .answers import Answer, Verdict, compare
 from .clients import Outcome
@@ -12,6 +16,7 @@ from .storm import Event
 
 CUT_WITHIN_S = 30.0
 """A connection that breaks this long after a fault has been broken by it; a cut link is noticed late."""
+AUDITED_WITHIN_S = 5.0
 MOST_NEW_DESCRIPTORS = 32
 """Connections to what was started anew, kept until the old ones are forgotten."""
 
@@ -122,6 +127,19 @@ def changes(before: Inventory, after: Inventory) -> list[str]:
         gained = {host: sorted(names - known) for host, (known, names) in segments.items()}
         problems.append(f"leaked: {more} segments of shared memory among {gained}")
     return problems
+
+
+def not_audited(site: Site) -> list[str]:
+    """Requests that are sent now, to all ingresses, and do not come into the audit log: it has not outlived a disk."""
+    names = [f"at-rest-{number}" for number in range(4 * site.size.ingresses)]
+    for number, name in enumerate(names):
+        url = site.urls[number % len(site.urls)] + "/v1/models"
+        with suppress(httpx.HTTPError):
+            httpx.get(url, headers=site.headers | {"x-request-id": name}, timeout=3.0, trust_env=False)
+    deadline = time.monotonic() + AUDITED_WITHIN_S
+    while (missing := [name for name in names if name not in site.audited()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [f"audit: {name} is not in the log" for name in missing]
 
 
 def left_behind(site: Site) -> list[str]:

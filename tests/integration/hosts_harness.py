@@ -211,13 +211,19 @@ def _run(*command: str) -> None:
 
 
 @contextmanager
-def ray_hosts(num_cpus: Sequence[int]) -> Iterator[Lan]:
-    """A Ray cluster with a host for each number; the first is the head."""
+def new_lan(prefix: str) -> Iterator[Lan]:
+    """A switch without hosts yet; ``prefix`` begins the name of the folder that is theirs until the end."""
     # Ray's sockets live there: their paths must be short.
-    scratch = Path(tempfile.mkdtemp(prefix="wrh", dir="/tmp"))
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        lan = Lan(scratch, stack)
+        yield Lan(scratch, stack)
+
+
+@contextmanager
+def ray_hosts(num_cpus: Sequence[int]) -> Iterator[Lan]:
+    """A Ray cluster with a host for each number; the first is the head."""
+    with new_lan("wrh") as lan:
         for amount in num_cpus:
             lan.add_host().start_ray(lan.hosts[0], num_cpus=amount)
             if len(lan.hosts) == 1:

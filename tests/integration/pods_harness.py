@@ -1,11 +1,9 @@
 """What KubeRay does with a RayService, on hosts of one machine: a node for each pod, then the application by REST."""
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from warmroot.deploy.checks.tools import Manifest
 from warmroot.deploy.ray_settings import SETTINGS, of_scratch
 
 from .cluster_harness import wait_until
-from .hosts_harness import GCS_PORT, Host, Lan
+from .hosts_harness import GCS_PORT, Host, Lan, new_lan
 
 DASHBOARD_PORT, SERVE_PORT, REDIS_PORT = 8265, 8000, 6390
 REDIS_PASSWORD, RAY_TOKEN, API_KEY = "of-the-store", "of-ray", "of-a-client"
@@ -80,10 +78,7 @@ class Pods:
 @contextmanager
 def pods_of(render: Callable[[str], Manifest]) -> Iterator[Pods]:
     """A host for the head and for one pod of each group of a RayService, made for the address of the head's Redis."""
-    scratch = Path(tempfile.mkdtemp(prefix="wrp", dir="/tmp"))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        lan = Lan(scratch, stack)
+    with new_lan("wrp") as lan:
         head = lan.add_host()
         start_redis(head)
         service = render(f"{head.address}:{REDIS_PORT}")
