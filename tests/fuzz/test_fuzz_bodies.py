@@ -1,20 +1,12 @@
 """Whatever a body says: an answer that adds up, or an error that names the field. And the engine is idle afterwards."""
 
-import os
-
 import pytest
 from fuzz_api import TinyApi, check_answer, parsed
 from fuzz_bodies import CHAT_BODIES, COMPLETION_BODIES, texts_of
-from hypothesis import HealthCheck, given, settings
+from fuzz_examples import examples
+from hypothesis import given
 
-EXAMPLES = int(os.environ.get("WARMROOT_FUZZ_EXAMPLES", "150"))
-LONG_OR_SHORT = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize="WARMROOT_FUZZ_EXAMPLES" not in os.environ,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+LONG_OR_SHORT = examples(150)
 
 
 @pytest.fixture(scope="module")

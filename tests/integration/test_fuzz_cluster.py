@@ -10,7 +10,10 @@ import httpx
 import pytest
 from fuzz_bodies import CHAT_BODIES, COMPLETION_BODIES
 from fuzz_clients import BROKEN, REQUEST, talk
-from hypothesis import HealthCheck, given, settings
+from fuzz_described import check_operation, operations
+from fuzz_examples import examples
+from hypothesis import given
+from schemathesis.generation import GenerationMode
 
 from .cluster_harness import Cluster
 
@@ -36,7 +39,7 @@ def check_alive(cluster: Cluster, client: httpx.Client) -> None:
 def test_bodies(cluster, client, path, bodies):
     statuses = Counter[int]()
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @examples(300)
     @given(bodies)
     def send(body):
         if body.get("model") == "tiny":
@@ -49,6 +52,24 @@ def test_bodies(cluster, client, path, bodies):
 
     send()
     assert statuses[200] > 50 and statuses[400] > 20, statuses
+    check_alive(cluster, client)
+
+
+def test_answers_are_as_described(cluster, client):
+    statuses = Counter[int]()
+
+    def send(case):
+        request = case.as_transport_kwargs(base_url=cluster.url)
+        request.pop("cookies", None)
+        if isinstance(request.get("json"), dict):  # of the model that is there, and briefly
+            request["json"] |= {"model": "smollm2", "max_tokens": 4}
+        answer = client.request(**request)
+        statuses[answer.status_code] += 1
+        return answer
+
+    for operation in operations(client.get("/openapi.json").json(), cluster.url):
+        check_operation(operation, GenerationMode.POSITIVE, 8, send)
+    assert statuses[200] > 20, statuses
     check_alive(cluster, client)
 
 

@@ -1,21 +1,18 @@
 """`warmroot serve` with keys in a file: two tenants, an admin, limits and an audit log."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from warmroot.deploy.local_ray import free_port
 from warmroot.router.tenancy.key_edit import replace_text
 from warmroot.router.tenancy.key_ring import hash_text
 
 from .cluster_harness import wait_until
+from .server_process import ServerProcess
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
@@ -36,31 +33,16 @@ def write_keys(path: Path, *names: str) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    folder, port = tmp_path_factory.mktemp("tenancy"), free_port()
+    folder = tmp_path_factory.mktemp("tenancy")
     write_keys(folder / "keys.yaml", *KEYS)
-    flags = ["serve", "smollm2", "--port", str(port), "--api-keys-file", "keys.yaml", "--audit-log", "audit.jsonl"]
-    flags += ["--threads-per-replica", "1", "--num-kv-blocks", "160", "--max-model-len", "1024"]
-    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    program = "import sys; from warmroot.deploy.cli import main; sys.exit(main(sys.argv[1:]))"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, *flags], cwd=folder, env=environ, stdout=log, stderr=log
-        )
-    url = f"http://127.0.0.1:{port}"
+    server = ServerProcess(folder, "--api-keys-file", "keys.yaml", "--audit-log", "audit.jsonl", cwd=folder)
     try:
-        wait_until(lambda: _ready(url, process, folder), 120, (folder / "log").read_text)
-        yield url, folder
+        server.wait_ready()
+        yield server.url, folder
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended(60) == 0
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def _ready(url: str, process: "subprocess.Popen[bytes]", folder: Path) -> bool:
-    assert process.poll() is None, (folder / "log").read_text()
-    try:
-        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+        server.kill()
 
 
 def ask(url: str, name: str, **headers: str) -> httpx.Response:
@@ -99,6 +81,6 @@ def test_tenants_share_nothing_and_keys_do_what_the_file_says(server: tuple[str,
     lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
     told = [(line["key"], line["tenant"], line["status"], line["cached_tokens"] == 0) for line in lines[:3]]
     assert told == [("alice", "acme", 200, True), ("alice", "acme", 200, False), ("bob", "globex", 200, True)]
-    text = (folder / "audit.jsonl").read_text() + (folder / "log").read_text()
+    text = (folder / "audit.jsonl").read_text() + (folder / "stderr").read_text()
     assert not [key for key in KEYS.values() if key in text]
     assert "tenants of a house" not in text
