@@ -11,7 +11,6 @@ from typing import TypeGuard, cast
 
 from ..cluster.errors import (
     DeadlineExceededError,
-    InvalidRequestError,
     OverloadedError,
     PoisonRequestError,
     ReplicaLostError,
@@ -22,7 +21,7 @@ from ..cluster.errors import (
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
 from ..cluster.within import within
-from ..kv_store.hashing import pack_tokens, salted
+from ..kv_store.hashing import salted
 from ..kv_store.heat import HeatWindow
 from .admission import QueueLimits
 from .core import HISTORY, Decision, RoutingCore, Ticket
@@ -44,6 +43,7 @@ from .overview import Overview
 from .policy import Policy, RoutingRequest
 from .policy.base import Prefix
 from .quarantine import Quarantine
+from .question import question_of
 from .trust import Trust, TrustedIndex
 from .unheard import Unheard
 
@@ -131,7 +131,7 @@ class Dispatcher:
     async def warm_up(self, replica: ReplicaId, request: GenerateRequest) -> None:
         """Have one replica serve a request for what it leaves in the cache. Raises what refuses or fails it."""
         self._warm_ups += 1
-        ticket = self.core.assign(_question(request), replica)
+        ticket = self.core.assign(question_of(request), replica)
         try:
             stream = await cast(Member, ticket.member).client.submit(request)
             try:
@@ -231,7 +231,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
-            question = _question(journey.request(), self._wall() - self._clock())
+            question = question_of(journey.request(), self._wall() - self._clock())
             if journey.is_suspect:
                 question = await self._kept_apart(question)
             ticket = await self._submit(question, moved=journey.num_moves > 0)
@@ -372,36 +372,6 @@ async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
     with suppress(asyncio.TimeoutError):
         await within(timeout_s, event.wait())
     return event.is_set()
-
-
-def _question(request: GenerateRequest, wall_ahead_s: float = 0.0) -> RoutingRequest:
-    """What decides where it goes: the output of an earlier replica counts as prompt.
-
-    ``wall_ahead_s``: the wall clock, which deadlines are by, less the router's.
-    """
-    try:
-        tokens = request.packed_prompt or pack_tokens(request.prompt_token_ids)
-        if request.output_token_ids:
-            tokens += pack_tokens(request.output_token_ids)
-    except (OverflowError, TypeError) as error:
-        raise InvalidRequestError(f"the prompt has a value that is no token id: {error}", param="prompt") from error
-    num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-    limit = request.params.max_tokens
-    most = float("inf") if limit is None else max(0, limit - len(request.output_token_ids))
-    return RoutingRequest(
-        request.request_id,
-        num_tokens,
-        request.session,
-        tokens,
-        request.cache_salt,
-        most,
-        priority=request.priority,
-        tenant=request.tenant,
-        share=request.share,
-        deadline=request.deadline - wall_ahead_s if request.deadline else float("inf"),
-        admitted=request.admitted,
-        company_tokens=request.company_tokens,
-    )
 
 
 def _refused(refusals: list[WarmrootError]) -> WarmrootError:
