@@ -123,7 +123,7 @@ $(TOOLS_STAMP): deploy/checks/get_tools.sh | $(BIN)/python
 	@touch $@
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(call install)
+	$(call install,[structured])
 	@touch $(KERNELS_STAMP) $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster.config import WarmrootConfig
+    from .cluster.output_grammar import OutputGrammar
     from .cluster.sampling_params import SamplingParams
     from .deploy.handle import Handle, connect
     from .deploy.launch import run, shutdown
@@ -24,6 +25,7 @@ _HOMES = {
     "LLM": ".deploy.llm",
     "Handle": ".deploy.handle",
     "OutputDelta": ".router.output",
+    "OutputGrammar": ".cluster.output_grammar",
     "RequestOutput": ".router.output",
     "SamplingParams": ".cluster.sampling_params",
     "WarmrootConfig": ".cluster.config",
@@ -36,6 +38,7 @@ __all__ = [
     "LLM",
     "Handle",
     "OutputDelta",
+    "OutputGrammar",
     "RequestOutput",
     "SamplingParams",
     "WarmrootConfig",

@@ -13,6 +13,7 @@ from .chat_template import Message
 
 _MOST_CALLS = 16
 """In one answer that must be calls, or else a small model may never end."""
+_TEXT = "TEXT: /(.|\\n)*/\nNO_CALL: /([^{](.|\\n)*)?/"
 _SPACES = {"x-guidance": {"whitespace_pattern": "[ \\n]{1,2}"}}
 
 
@@ -29,15 +30,31 @@ class ToolFormat:
     instructions: str
     """For templates that know nothing of tools; ``{tools}`` are their definitions, one a line."""
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, is_token: bool) -> OutputGrammar:
-        """One call of these tools, or several; ``is_token``: ``opens`` and ``closes`` are special tokens."""
+    def grammar(
+        self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = True, parallel: bool, is_token: bool
+    ) -> OutputGrammar:
+        """One call of these tools, or several; unless they ``must_call``, any text with such calls in it.
+
+        ``is_token``: ``opens`` and ``closes`` are special tokens.
+        """
         functions = [tool["function"] for tool in tools]
         schema = {"anyOf": [self._schema(function) for function in functions], **_SPACES}
         opens, closes = (self._mark(mark, is_token=is_token) for mark in (self.opens, self.closes))
         more = f"({json.dumps(self.between)} call){{0,{_MOST_CALLS - 1}}}" if parallel else ""
-        return OutputGrammar(
-            "lark", f"start: call {more}\ncall: {opens} object {closes}\nobject: %json {json.dumps(schema)}"
-        )
+        start, begin = f"call {more}", f"{opens} object"
+        if not must_call:
+            start, begin = self._among_text(start, is_token=is_token)
+        rules = (f"start: {start}", f"call: {begin} {closes}", f"object: %json {json.dumps(schema)}", _TEXT)
+        return OutputGrammar("lark", "\n".join(rules[: 3 if must_call else 4]))
+
+    def _among_text(self, calls: str, *, is_token: bool) -> tuple[str, str]:
+        """(the start, how a call begins) where calls stand among text."""
+        if not self.opens:
+            return f"{calls} | NO_CALL", "object"
+        if is_token:
+            return f"call{{0,{_MOST_CALLS}}} TEXT", f'TEXT {self.opens} "\\n" object'
+        opening = f"opening[lazy]: TEXT {json.dumps(self.opens)}\n"
+        return f"call{{0,{_MOST_CALLS}}} TEXT\n{opening}", 'opening "\\n" object'
 
     def plain(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         """The conversation for a template that knows nothing of tools: all is said in texts."""

@@ -4,6 +4,7 @@ The tokenizer lets other threads run; the event loop goes on while it works on a
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -45,6 +46,8 @@ class LargeTexts:
         """Token ids of a conversation; ``whole`` as in ``tokenize``. Raises InvalidRequestError."""
         messages, options = body.messages_for_template(), body.render_options()
         size = sum([len(message.get("content", "")) for message in messages])
+        if options["tools"]:
+            size += len(json.dumps(options["tools"]))
 
         def work() -> list[int]:
             if whole:

@@ -49,6 +49,8 @@ def check_messages(body: ChatTemplateOptions, limits: RequestLimits) -> None:
     """Raises InvalidRequestError."""
     _check("messages", len(body.messages), "max_messages", limits, "messages")
     check_chars("messages", [text for message in body.messages for text in message.texts()], limits)
+    if body.tools:
+        check_chars("tools", [tool.model_dump_json() for tool in body.tools], limits)
 
 
 def check_prompts(prompts: Sequence[str | list[int]], body: GenerationRequest, limits: RequestLimits) -> None:

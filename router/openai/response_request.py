@@ -87,7 +87,7 @@ class ResponseTool(RequestBody):
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
     strict: bool | None = None
-    """Accepted."""
+    """Arguments keep to the schema; where a call must come they do so anyway."""
 
 
 class ResponseToolName(RequestBody):

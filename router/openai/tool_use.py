@@ -11,7 +11,7 @@ from .chat import ChatCompletionRequest
 from .output_format import only_one
 from .service import Service
 from .tool_chunks import finish_word, message_of
-from .tools import Tool, asked_calls, must_call
+from .tools import Tool, asked_calls, is_strict, must_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,13 @@ class ToolUse:
         """What the sampler is asked for. Raises InvalidRequestError."""
         if self.is_token:
             params = replace(params, skip_special_tokens=False)
-        if not must_call(self.body.tool_choice):
+        must, own, limits = must_call(self.body.tool_choice), self.body.asked_grammar(), service.settings.limits
+        if not must and (own is not None or not is_strict(self.tools)):
             return params
-        limits = service.settings.limits
-        schemas, calls = asked_calls(self.tools, self.form, parallel=self.parallel, is_token=self.is_token)
-        only_one([*filter(None, [self.body.asked_grammar()]), calls._replace(path="tool_choice")])
+        schemas, calls = asked_calls(
+            self.tools, self.form, must_call=must, parallel=self.parallel, is_token=self.is_token
+        )
+        only_one([*filter(None, [own]), calls._replace(path="tool_choice")])
         for schema in schemas:
             await service.grammars.check(schema, limits)
         return await service.grammars.applied(params, calls, limits)

@@ -25,7 +25,7 @@ class FunctionDefinition(RequestBody):
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments; without it, any object."""
     strict: bool | None = None
-    """Accepted. Arguments keep to the schema where a call must come, that is with ``required`` or a name."""
+    """Arguments keep to the schema; where a call must come they do so anyway."""
 
 
 class Tool(RequestBody):
@@ -132,19 +132,25 @@ def chosen_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]
     return named[:1]
 
 
+def is_strict(tools: Sequence[Tool]) -> bool:
+    """Whether the arguments of any of them have to keep to their schema."""
+    return any(tool.function.strict for tool in tools)
+
+
 def must_call(choice: ToolChoice | None) -> bool:
     """Whether the answer has to be a call."""
     return choice == "required" or isinstance(choice, NamedTool)
 
 
 def asked_calls(
-    tools: Sequence[Tool], form: ToolFormat, *, parallel: bool, is_token: bool
+    tools: Sequence[Tool], form: ToolFormat, *, must_call: bool, parallel: bool, is_token: bool
 ) -> tuple[list[AskedGrammar], AskedGrammar]:
-    """(the schemas of the tools' arguments, the form of an answer that consists of calls)."""
+    """(the schemas of the tools' arguments, the form of an answer that consists of calls, or may have some)."""
     schemas = [
         AskedGrammar(OutputGrammar.json_schema(tool.function.parameters), f"tools.{index}.function.parameters")
         for index, tool in enumerate(tools)
         if tool.function.parameters is not None
     ]
     functions = [tool.model_dump(exclude_none=True) for tool in tools]
-    return schemas, AskedGrammar(form.grammar(functions, parallel=parallel, is_token=is_token), "tools")
+    grammar = form.grammar(functions, must_call=must_call, parallel=parallel, is_token=is_token)
+    return schemas, AskedGrammar(grammar, "tools")

@@ -53,6 +53,13 @@ async def test_ray_actor(cluster: Cluster):
     assert len(lines[-1].split()) == 9
 
 
+async def test_json_and_tools(cluster: Cluster):
+    person, call, *answer = (await run(cluster, "json_and_tools.py")).splitlines()
+    assert person.startswith("{'name': ")
+    assert re.fullmatch(r"get_weather\(.*\) -> In .* the sun shines, at 21 degrees\.", call)
+    assert answer
+
+
 async def test_openai_client(cluster: Cluster):
     text = await run(cluster, "openai_client.py")
     assert len(cached(text)) == 1

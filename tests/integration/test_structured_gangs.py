@@ -22,6 +22,7 @@ PERSON = {
 DATE = r"(19|20)\d\d-[01]\d-[0-3]\d"
 PROMPT = "<|im_start|>user\nDescribe a person as JSON, with name, age and tags.<|im_end|>\n<|im_start|>assistant\n"
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4, "adaptive": False}
+SLOW = ("pp 2", "drafts of n-grams")
 LAYOUTS = {
     "one": {},
     "tp 2": {"tensor_parallel_size": 2},
@@ -42,6 +43,11 @@ def requests() -> list[SamplingParams]:
     return [*drawn, *greedy, SamplingParams(temperature=0, max_tokens=20)]
 
 
+def layouts(*left_out: str) -> list:
+    marks = {layout: [pytest.mark.slow] if layout in SLOW else [] for layout in LAYOUTS}
+    return [pytest.param(layout, marks=marks[layout]) for layout in LAYOUTS if layout not in left_out]
+
+
 @pytest.fixture(scope="module")
 def outputs():
     """By layout, the text of each request and why it ended."""
@@ -58,7 +64,7 @@ def outputs():
     return outputs
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layouts())
 def test_outputs_keep_to_their_grammars(outputs, layout):
     *people, date, _ = outputs(layout)
     ended = [json.loads(text) for text, reason in people if reason == "stop"]
@@ -71,7 +77,7 @@ def test_outputs_keep_to_their_grammars(outputs, layout):
     assert date[1] == "stop"
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in ("one", "tp 2")])
+@pytest.mark.parametrize("layout", layouts("one", "tp 2"))
 def test_they_are_the_same_however_they_are_computed(outputs, layout):
     """Tensor-parallel ranks may round otherwise; drafts of layers are drawn with numbers of their own."""
     same = slice(4, None) if layout == "drafts of layers" else slice(None)

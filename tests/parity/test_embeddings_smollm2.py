@@ -16,7 +16,7 @@ TEXTS = [
 LAYOUTS = {"one": {}, "tp 2": {"tensor_parallel_size": 2}, "pp 2": {"pipeline_parallel_size": 2}}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=["one", "pp 2", pytest.param("tp 2", marks=pytest.mark.slow)])
 def llm(request):
     """Prompts are computed in chunks of 48 tokens."""
     keys = {"dtype": "float32", "max_num_batched_tokens": 48, "max_num_seqs": 8, "num_kv_blocks": 200}

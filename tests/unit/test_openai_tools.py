@@ -206,6 +206,15 @@ async def test_calls_that_must_come_are_a_grammar(choice):
     assert '"const": "weather"' in grammar.text
 
 
+async def test_strict_tools_are_a_grammar_among_text():
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    grammar = await grammar_of(tools=[strict])
+    assert grammar is not None
+    assert "TEXT" in grammar.text
+    assert await grammar_of(tools=[WEATHER]) is None
+    assert await grammar_of(tools=[strict], guided_regex="a") == OutputGrammar("regex", "a")
+
+
 async def test_the_conversation_goes_on_after_a_call():
     rig = Rig(max_model_len=ROOM)
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}

@@ -121,6 +121,29 @@ def test_what_must_come_is_what_is_found(form, is_token):
     assert found(form, call + form.between + call) == ("", [("weather", '{"city": "Oslo"}')] * 2)
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA3])
+def test_calls_among_text(form):
+    """Anything may be said, but what begins as a call is one."""
+    guides = Guides(byte_tokenizer, 257, (END,))
+    grammar = form.grammar([WEATHER], must_call=False, parallel=True, is_token=False)
+    assert fault_of(grammar) == ""
+    body = json.dumps({"name": "weather", form.arguments_key: {"city": "Oslo"}})
+    call = "\n".join(line for line in (form.opens, body, form.closes) if line)
+
+    def accepts(text: str) -> bool:
+        matcher = guides._compile(grammar)
+        return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+    assert accepts("")
+    assert accepts("Just < text\n")
+    assert accepts(call)
+    assert not accepts(call.replace("Oslo", "Bern"))
+    assert not accepts(call.replace("weather", "wetter"))
+    if form is HERMES:
+        assert accepts(f"Let me see.\n{call}\n{call}\nThere.")
+        assert not accepts(call[:-20])
+
+
 def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {}, datetime.now)
 
