@@ -22,6 +22,8 @@ class FinishReason(IntEnum):
     """The engine has failed, whatever this request was: it can go on elsewhere."""
     HANDED_BACK = 6
     """The replica is about to stop: it is to go on elsewhere."""
+    REFUSED = 7
+    """What it asks for turned out to be impossible, wherever it runs."""
 
     @property
     def is_failure(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from ..cluster.errors import DeadlineExceededError, EngineError
+from ..cluster.errors import DeadlineExceededError, EngineError, InvalidRequestError
 from ..cluster.messages import FinishReason, GenerateRequest, TokenDelta, TokenLogprob
 from ..cluster.sampling_params import SamplingParams
 from .generator import TokenGenerator
@@ -65,6 +65,8 @@ class ChoiceWriter:
         reason = delta.finish_reason
         if reason is not None and reason.is_failure:
             raise EngineError(delta.error or "the engine failed")
+        if reason is FinishReason.REFUSED:
+            raise InvalidRequestError(delta.error or "the request cannot be served")
         if reason is FinishReason.DEADLINE:
             raise DeadlineExceededError(delta.error or "the request's deadline passed")
         token_ids = delta.token_ids

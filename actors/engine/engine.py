@@ -284,8 +284,7 @@ class Engine:
         if not num_new:
             end = request.end(self.config.eos_token_ids)
             if end is None:
-                reason = None if answer is None else answer.error
-                end, error = (FinishReason.ERROR, None), reason or "the step sampled no token"
+                end, error = _without_token(answer)
         if not request.num_in_flight:
             request.num_expected = len(request.tokens)
         if end is not None:
@@ -363,6 +362,13 @@ class Engine:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineError(self._failure)
+
+
+def _without_token(answer: SequenceResult | None) -> tuple[tuple[FinishReason, None], str]:
+    """Why a sequence ends that was to get a token: (finish reason and stop token, error)."""
+    if answer is not None and answer.error is not None:
+        return (FinishReason.REFUSED, None), answer.error
+    return (FinishReason.ERROR, None), "the step sampled no token"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from ...cluster.errors import RankLostError
 from ...cluster.kv_layout import KvLayout
+from ...router.tokenizer import Tokenizer
 from ..engine.plan import StepPlan
 from ..kernels.library import native
 from ..layers.moe_balance import ExpertBalancer
@@ -17,6 +18,7 @@ from ..models.available import kernels_on
 from ..models.decoder import Decoder
 from ..models.loader import load_model
 from ..models.weights import Progress
+from ..runner.guides import Guides
 from ..runner.load import kv_memory_for
 from ..runner.load_drafter import draft_page_bytes
 from ..runner.memory import page_bytes
@@ -186,6 +188,7 @@ class Rank:
             forward=stage.forward if stage.group.size > 1 else None,
             make_drafter=drafts.drafter(layout, num_blocks, kv_dtype, draft),
             acceptance_threshold=None if config.speculation is None else config.speculation.acceptance_threshold,
+            guides=_guides(config, decoder) if shard.own.samples else None,
         )
 
     def _idle(self) -> None:
@@ -243,6 +246,11 @@ class Rank:
             expert_rows=sum(mlp.num_rows for mlp in self._stage.decoder.sparse_mlps.values()),
             experts=() if balancer is None or not is_first else balancer.balances,
         )
+
+
+def _guides(config: GangConfig, decoder: Decoder) -> Guides:
+    spec, source = decoder.spec, config.tokenizer or config.path
+    return Guides(lambda: Tokenizer.from_path(source), spec.vocab_size, spec.eos_token_ids, decoder.device)
 
 
 def _balancer(decoder: Decoder, ep: Collectives, period: int) -> ExpertBalancer | None:

@@ -75,7 +75,7 @@ def load_runner(
         draft = load_draft_model(draft_path, dtype=dtype, device=device)
     kv_dtype, num_blocks = kv_memory_for(decoder, layout, kv, max_model_len, max_num_seqs, draft)
     spec = decoder.spec
-    guides = None if open_tokenizer is None else Guides(open_tokenizer, spec.vocab_size, spec.eos_token_ids)
+    guides = None if open_tokenizer is None else Guides(open_tokenizer, spec.vocab_size, spec.eos_token_ids, device)
     if speculation is None:
         return ModelRunner(decoder, layout, num_blocks, kv_dtype=kv_dtype, guides=guides)
     return ModelRunner(

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from warmroot import LLM, SamplingParams
+from warmroot.cluster.errors import InvalidRequestError
 from warmroot.cluster.output_grammar import OutputGrammar
 
 pytestmark = pytest.mark.model
@@ -62,6 +63,18 @@ def outputs():
         return found[layout]
 
     return outputs
+
+
+def test_what_cannot_be_is_the_clients_error_and_nobody_elses():
+    impossible = SamplingParams(grammar=OutputGrammar("regex", DATE), allowed_token_ids=(300, 301), max_tokens=20)
+    broken = SamplingParams(grammar=OutputGrammar("regex", "("), max_tokens=20)
+    good = SamplingParams(temperature=0, max_tokens=20)
+    with LLM("smollm2", num_threads=2, progress=False, **KEYS) as llm:
+        for params, reason in ((impossible, "no token is allowed"), (broken, "unclosed group")):
+            with pytest.raises(InvalidRequestError, match=reason):
+                llm.generate(PROMPT, params)
+        [output] = llm.generate(PROMPT, good)
+    assert len(output.completions[0].token_ids) > 0
 
 
 @pytest.mark.parametrize("layout", layouts())
