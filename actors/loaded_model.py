@@ -16,6 +16,7 @@ from .engine.engine import Engine
 from .engine.executor import Executor
 from .engine.joint import start_engines
 from .local_engine import DeltaSink, EventSink, FailureSink, LocalEngine
+from .model_card import load_tokenizer, tokenizer_path
 from .models.available import kernels_on
 from .models.source import resolve_model
 from .models.weights import Progress
@@ -61,6 +62,7 @@ class LoadedModel:
             progress=progress,
             speculation=config.speculation.speculative_config,
             draft_path=_draft_path(config),
+            open_tokenizer=lambda: load_tokenizer(config, path),
         )
         decoder = runner.decoder
         return cls(
@@ -144,6 +146,7 @@ def gang_config(config: WarmrootConfig, path: Path) -> GangConfig:
         max_num_seqs=config.scheduler.max_num_seqs,
         speculation=config.speculation.speculative_config,
         draft_path=_draft_path(config),
+        tokenizer=tokenizer_path(config, path),
         start_s=config.limits.replica_start_timeout,
         step_s=config.parallel.step_timeout,
     )

@@ -66,6 +66,8 @@ class GenerateRequest:
     """The router may not refuse it: another sequence of the same client's request was let in for it."""
     company_tokens: int = field(default=0, compare=False)
     """Prompt tokens of the sequences that will be let in with it. Neither travels."""
+    trace: str = ""
+    """W3C ``traceparent`` of the span that its spans belong under; empty: nobody traces it."""
 
     @property
     def seed(self) -> int:
@@ -91,6 +93,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokenReport:
+    """Where the time before a first token went, in seconds, and what was expected of the cache."""
+
+    queue_s: float
+    """In the replica, before its first step."""
+    prefill_s: float
+    """From there to the first token."""
+    router_s: float = 0.0
+    """In the router, before it was bound to a replica. This and what follows is stamped by the dispatcher."""
+    predicted_tokens: int = 0
+    """Prompt tokens that were expected in the replica's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
     """News of one request after one engine step.
 
@@ -108,10 +124,12 @@ class TokenDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
-    embedding: bytes | None = None
-    """float32, little-endian, on the last delta of a request with ``pooling``."""
     replica: ReplicaId | None = None
     """Who computed it: stamped by the dispatcher on the first delta, and on the first one after a move."""
+    report: FirstTokenReport | None = None
+    """On the first delta."""
+    embedding: bytes | None = None
+    """float32, little-endian, on the last delta of a request with ``pooling``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

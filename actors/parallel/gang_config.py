@@ -35,6 +35,8 @@ class GangConfig:
     speculation: SpeculativeConfig | None = None
     draft_path: Path | None = None
     """The model that drafts, or the folder of Medusa heads, if that is what ``speculation`` asks for."""
+    tokenizer: Path | None = None
+    """Where it is not the model's own: what grammars are compiled for."""
     start_s: float = 600.0
     """Seconds that loading may take."""
     step_s: float = 30.0
