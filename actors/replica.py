@@ -172,6 +172,8 @@ class Replica:
 
     async def _warm_up(self) -> None:
         """Before it is announced: who comes new or again must not begin with nothing while others have it all."""
+        if not await self._has_others():
+            return  # somebody may be waiting: routers have it compute what is hot once it has nothing else to do
         await self._note(StartupNote(stage="computing hot prefixes"))
         try:
             num_held = await asyncio.wait_for(warm_up(self._bus, self.info, self._run), WARM_UP_S)
