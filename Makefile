@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fuzz test test-slow hosts chaos soak check check-deploy bench kernels kernels-sanitized clean distclean
+.PHONY: help setup serve screenshots fuzz test test-slow hosts chaos soak check check-deploy bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -59,6 +59,10 @@ chaos: setup ## break a cluster under load for half an hour, and hold every answ
 soak: setup ## run a cluster at 70 % of its capacity for two hours: memory, descriptors, latency (root)
 	@echo "==> python -m tests.chaos.soak $(ARGS)"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.soak $(ARGS)
+
+screenshots: setup ## take the pictures of the console in docs/console (needs Chromium)
+	@echo "==> python -m tests.integration.console_screenshots docs/console"
+	@PYTHONPATH=tests/unit OMP_NUM_THREADS=1 $(BIN)/python -m tests.integration.console_screenshots docs/console
 
 fuzz: setup ## fuzz readers of bytes, bodies and schema (ARGS="--minutes 10 --seed 1")
 	@echo "==> fuzz"

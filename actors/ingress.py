@@ -79,6 +79,7 @@ class Ingress:
             protect_metrics=server.protect_metrics,
             num_ingress=server.num_ingress,
             audit_log=server.audit_log,
+            prompt_previews=server.prompt_previews,
             limits=config.requests,
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,

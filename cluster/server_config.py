@@ -1,6 +1,7 @@
 """The HTTP endpoint: where it listens, whom it lets in, what it takes."""
 
 from ipaddress import ip_address
+from typing import Literal
 
 from pydantic import Field
 
@@ -32,6 +33,8 @@ class ServerConfig(Section):
     """Copies of the HTTP ingress."""
     root_path: str = ""
     """Path under which a proxy serves the API."""
+    prompt_previews: Literal["none", "shared", "all"] = "shared"
+    """Whose cached prompts' beginnings admins see in the console: nobody's, those of keys that share, tenants', too."""
     allowed_origins: Names = ("*",)
     """Web pages of these origins may call the API (CORS)."""
 

@@ -50,9 +50,15 @@ class Overview:
             self._owners.note(request.cache_salt, request.tenant)
         return self._recent.watch()
 
+    @property
+    def _model(self) -> str:
+        """Whose replicas these are; where all are members, the first one's."""
+        replicas = self._membership.replicas()
+        return self._membership.model or next((replica.info.model for replica in replicas), "")
+
     def routers(self) -> list[RouterStatus]:
         """The router itself, and the others of its model that are heard."""
-        model, peers = self._membership.model, self._core.peers
+        model, peers = self._model, self._core.peers
         own = RouterStatus(
             name=peers.name,
             model=model,
@@ -83,7 +89,7 @@ class Overview:
         return [
             OwnedPrefix(
                 node=node,
-                model=membership.model,
+                model=self._model,
                 is_private=node.namespace not in shared,
                 tenants=tenants.get(node.namespace, ()),
             )

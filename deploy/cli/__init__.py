@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "chat with a running endpoint",
     "complete": "complete a prompt on a running endpoint",
     "status": "show the models, replicas and load of a running endpoint",
+    "top": "watch a running endpoint: figures, replicas, hot prefixes, decisions",
     "plan": "say what a model needs and how many sequences fit",
     "simulate": "replay a trace on simulated replicas, under any routing policy",
     "train-medusa": "train heads that guess several tokens ahead of a model",

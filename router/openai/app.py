@@ -24,6 +24,7 @@ from .middleware_limits import RateLimits
 from .routes_admin import admin_routes
 from .routes_chat import chat_routes
 from .routes_completions import completion_routes
+from .routes_console import console_files, console_paths, console_routes
 from .routes_embeddings import embedding_routes
 from .routes_responses import response_routes
 from .routes_status import health_routes, model_routes
@@ -71,10 +72,11 @@ def build_app(
     )
     tenancy = Tenancy.of(settings, clock=clock, monotonic=monotonic, shared_quota=shared_quota)
     service.metrics.registry.register(tenancy.collector())
+    console = console_files()
     app = DocumentedApp(
         title="Warmroot",
         version=service.version,
-        middleware=_middleware(service, tenancy),
+        middleware=_middleware(service, tenancy, console_paths(console)),
         lifespan=_closing(tenancy),
         redoc_url=None,
         strict_content_type=False,
@@ -91,6 +93,7 @@ def build_app(
         admin_routes,
     ):
         app.router.routes.extend(routes(service).routes)  # an included router would match each request twice
+    app.router.routes.extend(console_routes(console).routes)
     return app
 
 
@@ -106,7 +109,7 @@ def _closing(tenancy: Tenancy) -> Callable[[FastAPI], AbstractAsyncContextManage
     return lifespan
 
 
-def _middleware(service: Service, tenancy: Tenancy) -> list[Middleware]:
+def _middleware(service: Service, tenancy: Tenancy, console: frozenset[str]) -> list[Middleware]:
     """From the outside in."""
     settings, audit = service.settings, tenancy.audit
     clocks = {"clock": service.clock, "monotonic": service.monotonic}
@@ -122,7 +125,11 @@ def _middleware(service: Service, tenancy: Tenancy) -> list[Middleware]:
         *([] if audit is None else [Middleware(Audited, log=audit, **clocks)]),
         Middleware(HeaderLimit, max_bytes=settings.limits.max_header_bytes),
         Middleware(
-            Access, keys=tenancy.keys, open_admin=settings.open_admin, open_metrics=not settings.protect_metrics
+            Access,
+            keys=tenancy.keys,
+            open_admin=settings.open_admin,
+            open_metrics=not settings.protect_metrics,
+            console=console,
         ),
         Middleware(RateLimits, limiter=tenancy.limiter),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_values=settings.limits.max_json_values),

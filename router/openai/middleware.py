@@ -12,8 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import internal_error_body
+from .middleware_access import is_for_admins
 from .record import RequestRecord
-from .scopes import header
+from .scopes import header, path_of
 from .settings import ApiSettings
 
 log = logging.getLogger(__name__)
@@ -66,11 +67,16 @@ class RequestBoundary:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Starlette's CORS, but for what no cache keeps and no other origin asks for."""
+    """Starlette's CORS, but for what no cache keeps and no other origin asks for.
+
+    What is an admin's is for other origins only where they are named.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] == "http" and scope["method"] == "POST" and header(scope, b"origin") is None:
+            return await self.app(scope, receive, send)
+        if scope["type"] == "http" and self.allow_all_origins and is_for_admins(path_of(scope)):
             return await self.app(scope, receive, send)
         await super().__call__(scope, receive, send)
 

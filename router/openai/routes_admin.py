@@ -1,14 +1,17 @@
-"""What operators look at: every replica, the processes that each consists of, and why requests went where they went."""
+"""What operators look at: the state of the cluster, and why requests went where they went."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
-from .cluster_state import ReplicaStatus
+from .admin_state import AdminState
 from .service import Service
+from .state_report import report
 
 MOST_EXPLAINED = 1000
+MOST_PREFIXES = 1000
+MOST_DECISIONS = 200
 
 
 def admin_routes(service: Service) -> APIRouter:
@@ -16,17 +19,14 @@ def admin_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     @router.get("/state")
-    async def state() -> dict[str, Any]:
-        """Replicas with what they are, what they do, and the ranks of their gangs."""
-        replicas = service.cluster.replicas()
-        return {
-            "version": service.version,
-            "ready": service.ready(),
-            "models": list(service.frontends),
-            "server_load": sum(replica.load.running + replica.load.waiting for replica in replicas),
-            "metadata_store": asdict(service.cluster.store()),
-            "replicas": [_describe(replica) for replica in replicas],
-        }
+    async def state(
+        response: Response,
+        prefixes: Annotated[int, Query(ge=0, le=MOST_PREFIXES, description="Most nodes of the tree.")] = 200,
+        decisions: Annotated[int, Query(ge=0, le=MOST_DECISIONS, description="Most decisions.")] = 50,
+    ) -> AdminState:
+        """Figures, replicas, hot prefixes with who holds them, and decisions: what the console shows."""
+        response.headers["cache-control"] = "no-store"
+        return report(service, prefixes=prefixes, decisions=decisions)
 
     @router.get("/routing/explain")
     async def explain(
@@ -39,17 +39,3 @@ def admin_routes(service: Service) -> APIRouter:
         return {"choices": [asdict(choice) for choice in service.cluster.explain(request_id, limit)]}
 
     return router
-
-
-def _describe(replica: ReplicaStatus) -> dict[str, Any]:
-    """A replica's facts and load; ``ranks`` is empty where its model runs in its own process."""
-    facts = {key: value for key, value in asdict(replica.info).items() if key != "kv_namespace"}
-    return {
-        **facts,
-        "state": replica.state.value,
-        "running": replica.load.running,
-        "waiting": replica.load.waiting,
-        "waiting_tokens": replica.load.waiting_tokens,
-        "kv_used_blocks": replica.load.kv_used_blocks,
-        "kv_cache_usage": replica.load.kv_usage,
-    }

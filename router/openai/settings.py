@@ -1,5 +1,7 @@
 """How the HTTP API is set up."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from ...cluster.request_limits import RequestLimits
@@ -45,6 +47,8 @@ class ApiSettings(BaseModel):
     """Ingresses that share the limits of a key."""
     audit_log: str | None = None
     """File of the audit log, or ``stderr``; None: there is none."""
+    prompt_previews: Literal["none", "shared", "all"] = "shared"
+    """Whose prompts' beginnings ``/admin/state`` shows."""
     limits: RequestLimits = Field(default_factory=lambda: RequestLimits.model_validate({}))
     """What a single request may ask for."""
     served_names: tuple[str, ...] = ()

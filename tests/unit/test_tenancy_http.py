@@ -14,7 +14,7 @@ from warmroot.router.openai.cluster_state import CandidateCost, RoutingChoice
 from warmroot.router.tenancy.key_ring import hash_text
 from warmroot.router.tenancy.rate_limits import RateLimiter
 
-ADMIN_PATHS = ("/admin/state", "/admin/routing/explain", "/console", "/console/app.js")
+ADMIN_PATHS = ("/admin/state", "/admin/routing/explain", "/console/state", "/console/nothing.js")
 
 
 def bearer(key):
