@@ -1,6 +1,7 @@
 """A small model's replicas are lost in the middle: every kind of sampling gives what it gives undisturbed."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -9,18 +10,23 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from migration_harness import MigratingCluster, check_whole, request
+from openai_harness import byte_tokenizer
 from polling import until
 from sampled_requests import PARAMS, requests_with
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
 from warmroot.actors.models.loader import load_model
+from warmroot.actors.runner.guides import Guides
 from warmroot.actors.runner.runner import ModelRunner
 from warmroot.cluster.kv_layout import KvLayout
 from warmroot.cluster.messages import FinishReason
+from warmroot.cluster.output_grammar import OutputGrammar
 from warmroot.kv_store.hashing import namespace_root
 
-REQUESTS = requests_with(PARAMS)
+NUMBERS = OutputGrammar("regex", "([0-9]{3}[,;]){9}")
+GRAMMAR = {"grammar": {"temperature": 0.8, "logprobs": 1, "ignore_eos": False, "grammar": NUMBERS}}
+REQUESTS = requests_with(PARAMS | GRAMMAR)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,8 @@ def make_engine(tmp_path_factory):
     decoder = load_model(folder, dtype="float32", device=torch.device("cpu"))
 
     def make():
-        runner = ModelRunner(decoder, KvLayout.of(decoder.spec.layer_windows, 4), 400)
+        guides = Guides(byte_tokenizer, 64, (2,))
+        runner = ModelRunner(decoder, KvLayout.of(decoder.spec.layer_windows, 4), 400, guides=guides)
         limits = EngineConfig(max_model_len=256, max_num_seqs=16, eos_token_ids=(2,))
         return Engine(runner, limits, time.monotonic, namespace_root("small"))
 
@@ -68,6 +75,12 @@ def undisturbed(make_engine):
             deltas[delta.request_id].append(delta)
     assert engine.load().kv_used_blocks == 0
     return deltas
+
+
+def test_the_grammar_is_kept(undisturbed):
+    tokens = [token for delta in undisturbed["grammar"] for token in delta.token_ids]
+    assert tokens.pop() == 2
+    assert re.fullmatch(NUMBERS.text, bytes(tokens).decode())
 
 
 def check_same(name, deltas, expected):
