@@ -13,7 +13,7 @@ TTFT_WINDOW_S = 30.0
 _FORGET_S = 5.0
 """A router that was not heard for so long is gone, or cannot be reached: what it said does not count any more."""
 _SHORT_S, _LONG_S = 30.0, 150.0
-"""Rates are taken over the short window; the long one tells whether they rise."""
+"""Rates are taken over the short window, means over the long one."""
 _ENOUGH = 10
 """Fewer requests in the short window are no rate: what the long one tells counts if it is less."""
 
@@ -63,8 +63,6 @@ class Figures:
 
     arriving: float = 0.0
     """Replicas that prefill alone keeps busy: replica-seconds that arrive in a second."""
-    rising: float = 0.0
-    """By how much that grows in a second."""
     prefill_s: float = 0.0
     """Mean replica-seconds of a prompt."""
     waiting: int = 0
@@ -137,12 +135,9 @@ class DemandMeter:
             self._history.clear()  # what comes after a silence has not come within a second
             return None
         recent, older = self._windows(now)
-        arriving = _arriving(recent, older)
-        before = (older.arrived_s - recent.arrived_s) / (older.at - recent.at) if older.at > recent.at else arriving
         uses = _uses(words)
         return Figures(
-            arriving=arriving,
-            rising=2 * (arriving - before) / older.at if older.at >= 2 * _SHORT_S else 0.0,
+            arriving=_arriving(recent, older),
             prefill_s=older.arrived_s / older.arrivals if older.arrivals else 0.0,
             waiting=sum(word.waiting for word in words),
             waiting_s=sum(word.waiting_s for word in words),

@@ -74,17 +74,6 @@ def passing(config: AutoscalingConfig, figures: Figures, fleet: Fleet) -> Iterat
             yield Need(fleet.ready * (1 + late - LATE_SHARE), "ttft", reason)
 
 
-def ahead(config: AutoscalingConfig, figures: Figures, fleet: Fleet) -> Iterator[Need]:
-    """What arrives when a replica that is started now is up, if it goes on as it does."""
-    if figures.rising > _STEADY and figures.arriving > _STEADY:
-        coming = min(2 * figures.arriving, figures.arriving + figures.rising * fleet.start_s)
-        replicas = replicas_for(coming, figures.prefill_s, config.target_queue_wait)
-        reason = (
-            f"prefill that keeps {figures.arriving:.2f} replicas busy arrives, {coming:.2f} in {fleet.start_s:.0f} s"
-        )
-        yield Need(replicas, "arriving", reason)
-
-
 def replicas_for(busy: float, mean_s: float, wait_s: float) -> float:
     """Replicas with which requests of ``mean_s`` that keep ``busy`` of them at work wait for ``wait_s`` at most.
 

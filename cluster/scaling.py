@@ -11,7 +11,7 @@ from math import ceil, inf
 
 from .autoscaling_config import AutoscalingConfig
 from .demand import Figures
-from .needs import NOTHING, Fleet, Need, ahead, lasting, passing
+from .needs import NOTHING, Fleet, Need, lasting, passing
 
 START_S = 30.0
 """What a replica is taken to need to start as long as none was seen to."""
@@ -90,7 +90,7 @@ def decide(
     fleet = _fleet(state, moment)
     now_needed = [*lasting(config, figures, fleet)]
     soon_gone = [*passing(config, figures, fleet)]
-    up = max([NOTHING, *now_needed, *soon_gone, *ahead(config, figures, fleet)])
+    up = max([NOTHING, *now_needed, *soon_gone])
     spared = [Need(need.replicas / SLACK, need.signal, need.reason) for need in now_needed]
     down = max([NOTHING, *spared, *soon_gone])
     state = _with_needs(state, up.replicas, down.replicas, moment)

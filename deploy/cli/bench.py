@@ -1,4 +1,4 @@
-"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|speculative|parallel|overload``."""
+"""``warmroot bench engine|curves|overhead|routing|router|kv|weights|speculative|parallel|overload|autoscaling``."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,6 +17,7 @@ BENCHES = {
     "speculative": "every way to draft beside none, for one stream and for many",
     "parallel": "tensor, pipeline and expert parallel ranks beside one process with as many threads",
     "overload": "up to three times what the cluster can do: goodput, refusals, Retry-After, tenants",
+    "autoscaling": "simulated days: SLO and replica-hours under our policy, Ray Serve's, and fixed numbers",
 }
 
 

@@ -88,7 +88,7 @@ class _Member:
         self.rates = rates
 
 
-class _Router:
+class SimulatedRouter:
     """One ingress: the production core and index."""
 
     __slots__ = ("core", "index", "kinds", "members", "pumping", "telling", "told_at")
@@ -131,7 +131,7 @@ class SimulatedCluster:
         self.results = Results(trace, setup.num_replicas)
         clock = self._clock
         self._routers = [
-            _Router(setup, clock, trace.block_tokens, setup.seed * 1000 + n) for n in range(setup.num_routers)
+            SimulatedRouter(setup, clock, trace.block_tokens, setup.seed * 1000 + n) for n in range(setup.num_routers)
         ]
         if len(self._routers) > 1:
             for router in self._routers:
@@ -178,7 +178,7 @@ class SimulatedCluster:
         router = self._routers[self._rng.randrange(len(self._routers)) if len(self._routers) > 1 else 0]
         self._route(router, request, outcome)
 
-    def _route(self, router: _Router, request: TraceRequest, outcome: Outcome) -> None:
+    def _route(self, router: SimulatedRouter, request: TraceRequest, outcome: Outcome) -> None:
         caller = self._setup.caller(outcome.number)
         question = RoutingRequest(
             RequestId(str(outcome.number)),
@@ -206,7 +206,7 @@ class SimulatedCluster:
         else:
             bound(ticket)
 
-    def _refused(self, router: _Router, request: TraceRequest, outcome: Outcome, error: WarmrootError) -> None:
+    def _refused(self, router: SimulatedRouter, request: TraceRequest, outcome: Outcome, error: WarmrootError) -> None:
         """Its client comes back when told, if that is not too late for it."""
         wait_s = error.retry_after if isinstance(error, OverloadedError) else inf
         outcome.refused.append((self._now, wait_s))
@@ -216,30 +216,30 @@ class SimulatedCluster:
             self._left -= 1
             self._setup.observe(outcome)
 
-    def _pump_later(self, router: _Router) -> None:
+    def _pump_later(self, router: SimulatedRouter) -> None:
         if not router.pumping:
             router.pumping = True
             self._schedule(PUMP_EVERY_S, lambda: self._pump(router))
 
-    def _pump(self, router: _Router) -> None:
+    def _pump(self, router: SimulatedRouter) -> None:
         router.pumping = False
         router.core.pump()
         if router.core.num_waiting:
             self._pump_later(router)
 
-    def _beat(self, router: _Router) -> None:
+    def _beat(self, router: SimulatedRouter) -> None:
         """Tell the other routers everything, again and again."""
         self._tell(router, everything=True)
         router.core.peers.expire()
         if self._left:
             self._schedule(BEAT_S, lambda: self._beat(router))
 
-    def _tell_soon(self, router: _Router) -> None:
+    def _tell_soon(self, router: SimulatedRouter) -> None:
         if not router.telling:
             router.telling = True
             self._schedule(max(0.0, router.told_at + GATHER_S - self._now), lambda: self._tell(router))
 
-    def _tell(self, router: _Router, *, everything: bool = False) -> None:
+    def _tell(self, router: SimulatedRouter, *, everything: bool = False) -> None:
         router.telling, router.told_at = False, self._now
         if self._bus_is_down():
             return
@@ -360,12 +360,12 @@ def simulate(trace: Trace, setup: Setup) -> Results:
     """Replay a trace. Raises ReplicaUnavailableError when there is nobody to send a request to."""
     if setup.num_replicas < 1 + (setup.kill_at is not None):
         raise ReplicaUnavailableError("no replica is left to send requests to")
-    with _no_collection():
+    with uncollected():
         return SimulatedCluster(trace, setup).run()
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """There are no cycles to be found, and looking for them among a million requests takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()

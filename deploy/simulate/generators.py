@@ -1,8 +1,9 @@
 """Traffic made up on the spot, where no trace is at hand: conversations, and agents with tools."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from .trace import MOONCAKE_BLOCK, Trace, TraceRequest
@@ -70,19 +71,26 @@ GENERATORS: dict[str, Callable[[int, int], Trace]] = {"chat": chat, "agent": age
 
 def generate(name: str, shape: Shape, count: int, seed: int) -> Trace:
     """Sessions begin at random over an hour; a turn repeats all that was said before it."""
-    rng, ids = Random(seed), _Ids()
+    rng = Random(seed)
+    requests = list(islice(conversations(shape, rng, BlockIds(), iter(lambda: rng.uniform(0, _HOUR), None)), count))
+    return Trace(name, sorted(requests, key=lambda request: request.arrival_s))
+
+
+def conversations(shape: Shape, rng: Random, ids: "BlockIds", begins: Iterable[float]) -> Iterator[TraceRequest]:
+    """Sessions that begin at these seconds, one after the other."""
     systems = [ids.take(shape.system_tokens // MOONCAKE_BLOCK) for _ in range(shape.system_prompts)]
     weights = [1 / rank for rank in range(1, shape.system_prompts + 1)]
-    requests: list[TraceRequest] = []
-    while len(requests) < count:
+    begins = iter(begins)
+    while True:
         system = rng.choices(systems, weights)[0]
-        requests += _session(shape, rng, ids, system)
-    requests = sorted(requests[:count], key=lambda request: request.arrival_s)
-    return Trace(name, requests)
+        at = next(begins, None)
+        if at is None:
+            return
+        yield from _session(shape, rng, ids, system, at)
 
 
-def _session(shape: Shape, rng: Random, ids: "_Ids", system: list[int]) -> Iterator[TraceRequest]:
-    at, length, blocks = rng.uniform(0, _HOUR), len(system) * MOONCAKE_BLOCK, list(system)
+def _session(shape: Shape, rng: Random, ids: "BlockIds", system: list[int], at: float) -> Iterator[TraceRequest]:
+    length, blocks = len(system) * MOONCAKE_BLOCK, list(system)
     message = shape.first_tokens
     while True:
         length += _draw(rng, message, shape.spread)
@@ -101,7 +109,7 @@ def _draw(rng: Random, median: float, spread: float) -> int:
     return max(1, round(rng.lognormvariate(math.log(median), spread)))
 
 
-class _Ids:
+class BlockIds:
     """Block ids that nobody has."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ def test_unknown_command(capsys):
         (
             ["bench", "engin"],
             "warmroot bench: 'engin' is not one of engine, curves, overhead, routing, router, kv, weights, speculative,"
-            " parallel, overload; did you mean engine?\n",
+            " parallel, overload, autoscaling; did you mean engine?\n",
         ),
     ],
 )

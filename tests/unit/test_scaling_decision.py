@@ -208,7 +208,6 @@ def test_replicas_for_is_the_wait_of_a_queue_with_many_servers():
 figures = st.builds(
     Figures,
     arriving=st.floats(0, 20),
-    rising=st.floats(-0.1, 0.1),
     prefill_s=st.floats(0.001, 10),
     waiting=st.integers(0, 200),
     waiting_s=st.floats(0, 500),

@@ -31,19 +31,6 @@ def test_rates_are_of_the_latest_seconds_and_of_all_routers():
     assert figures.arriving == pytest.approx(1.5)
     assert figures.prefill_s == pytest.approx(0.5)
     assert figures.itl_s == pytest.approx(0.05)
-    assert figures.rising == pytest.approx(0.0)
-
-
-def test_a_rise_is_seen():
-    meter = DemandMeter()
-    total = 0.0
-    for second in range(300):
-        total += 0.01 * second
-        meter.hear(told("a", 3 * second, total), second)
-        figures = meter.figures(second)
-    assert figures is not None
-    assert figures.rising == pytest.approx(0.01, rel=0.05)
-    assert figures.arriving == pytest.approx(2.85, rel=0.02)
 
 
 def test_a_single_long_prompt_is_no_rate():
