@@ -70,6 +70,7 @@ def storm_over(
     problems += unexplained_cuts(storm.clients.outcomes, storm.events)
     problems += at_rest(site, before)
     if problems and given.logs is not None:
+        say("\n".join(problems))
         site.keep_logs(given.logs)
     events = report.recoveries(storm)
     return {

@@ -41,15 +41,17 @@ def _until_called(host: "Host", command: list[str]) -> Callable[[], None]:
     return end
 
 
+# The file is in memory: the disk may be full.
 _PRETEND = """
-sed '/^MemAvailable/s/[0-9]\\{1,\\}/100000/' /proc/meminfo > "$0"; mount --bind "$0" /proc/meminfo; echo up
-cat >/dev/null; umount /proc/meminfo
+file=/dev/shm/meminfo
+sed '/^MemAvailable/s/[0-9]\\{1,\\}/100000/' /proc/meminfo > $file && mount --bind $file /proc/meminfo && echo up
+cat >/dev/null; umount /proc/meminfo; rm $file
 """
 
 
 def pretend_full_memory(host: "Host") -> Callable[[], None]:
     """The kernel tells the host's processes that there is next to no memory left, until what is returned is called."""
-    return _until_called(host, ["sh", "-c", _PRETEND, str(host.scratch / "meminfo")])
+    return _until_called(host, ["sh", "-c", _PRETEND])
 
 
 def fill_disk(folder: Path) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copytree, which
+from shutil import copy, copytree, which
 from typing import Any
 
 import httpx
@@ -174,7 +174,7 @@ class Site:
 
     def audited(self) -> str:
         """What the audit logs of all ingresses hold."""
-        logs = [Path(f"/proc/{host.init}/root{AUDIT_LOG}") for host in self.workers]
+        logs = [Path(f"/proc/{host.init}/root{AUDIT_LOG}") for host in self.lan.hosts]
         return "".join(log.read_text() for log in logs if log.exists())
 
     def remove(self) -> None:
@@ -185,8 +185,9 @@ class Site:
     def keep_logs(self, folder: Path) -> None:
         """Copy there what the hosts' commands and all of Ray's processes have said."""
         for host in self.lan.hosts:
+            (folder / host.name).mkdir(parents=True, exist_ok=True)
             for log in host.logs:
-                copytree(log.parent, folder / host.name, dirs_exist_ok=True)
+                copy(log, folder / host.name)
             inner = Path(f"/proc/{host.init}/root{host.scratch}")  # a disk that only the host sees
             for session in inner.glob("session_*/logs"):
                 if not session.parent.is_symlink():

@@ -11,7 +11,7 @@ import pytest
 from ..integration.cluster_harness import wait_until
 from ..integration.hosts_harness import Host, Lan, new_lan
 from .bad_link import Cable
-from .ballast import DISK, start_ballast
+from .ballast import DISK, pretend_full_memory, start_ballast
 from .links import BadLink
 from .site import why_no_site
 
@@ -75,6 +75,20 @@ def test_a_slow_cable_loses_nothing(lan: Lan):
     assert answered(host, 5, 20.0) == 5
     link.mend()
     wait_until(lambda: answered(host, 5, 0.35) == 5)
+
+
+def test_memory_is_full_as_far_as_a_host_is_told(lan: Lan):
+    [host] = lan.hosts
+    end = pretend_full_memory(host)
+    assert available(host) == 100_000
+    end()
+    assert available(host) > 200_000
+
+
+def available(host: Host) -> int:
+    """kB of memory."""
+    told = host.start(["cat", "/proc/meminfo"], {"PATH": "/bin"}, stdout=subprocess.PIPE).communicate()[0]
+    return int(next(line for line in told.splitlines() if line.startswith("MemAvailable")).split()[1])
 
 
 def test_a_disk_is_full_until_it_is_emptied(lan: Lan):
