@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -35,8 +36,10 @@ class EventPublisher:
         info: ReplicaInfo,
         snapshot: Callable[[], Awaitable[list[KvEvent]]],
         ranks: Callable[[], tuple[RankInfo, ...]] = tuple,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """``ranks`` tells what has changed in the gang since ``info``."""
+        self._wall = wall
         self._bus = bus
         self._info = info
         self._ranks = ranks
@@ -131,7 +134,7 @@ class EventPublisher:
         ]
 
     def _encode(self, events: list[KvEvent], *, compress: bool = False) -> bytes:
-        batch = KvEventBatch(self._info.replica, self._info.epoch, next(self._sequence), tuple(events))
+        batch = KvEventBatch(self._info.replica, self._info.epoch, next(self._sequence), tuple(events), self._wall())
         return encode(batch, compress=compress)
 
     def _lost_touch(self, error: ConnectionError) -> None:

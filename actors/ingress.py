@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import SecretStr
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -16,10 +17,12 @@ from ..cluster.messages import ModelCard
 from ..kv_store.bus import ClusterBus
 from ..kv_store.redis_bus import RedisEventBus
 from ..router.frontend import Frontend
+from ..router.logs import set_up_logging
 from ..router.openai.app import build_app
 from ..router.openai.cluster_state import ClusterState
 from ..router.openai.settings import ApiKey, ApiSettings
 from ..router.several_models import SeveralModels
+from ..router.tracing import tracing
 from .cluster_client import ClusterClient
 from .embedded_bus import open_bus, store_of
 from .model_card import read_card
@@ -50,6 +53,8 @@ class Ingress:
         application; models are served as that one's replicas describe them.
         """
         listen_at_node_address()
+        set_up_logging(configs[0].observability)
+        self._tracing = tracing(configs[0].observability.otlp_traces_endpoint, "warmroot-ingress")
         self._configs = configs
         self._token = token
         self._build = build
@@ -66,7 +71,8 @@ class Ingress:
         """Called by Serve once the constructor is through."""
         store = store_of(self._configs[0])
         shared_quota = None if store is None else RedisEventBus(store)
-        return build_app(self._frontends, self._settings(), SeveralModels(self._states), shared_quota=shared_quota)
+        state = SeveralModels(self._states)
+        return build_app(self._frontends, self._settings(), state, shared_quota=shared_quota, tracing=self._tracing)
 
     def _settings(self) -> ApiSettings:
         config = self._configs[0]
@@ -78,8 +84,10 @@ class Ingress:
             open_admin=self._open_admin,
             protect_metrics=server.protect_metrics,
             num_ingress=server.num_ingress,
+            ingress=serve.get_replica_context().replica_id.unique_id if server.num_ingress > 1 else "",
             audit_log=server.audit_log,
             prompt_previews=server.prompt_previews,
+            request_log=config.observability.request_log,
             limits=config.requests,
             max_body_bytes=server.max_body_bytes,
             allowed_origins=server.allowed_origins,
@@ -95,6 +103,8 @@ class Ingress:
             task.cancel()
         for client in self._clients.values():
             await client.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _serve_once_up(self, config: WarmrootConfig) -> None:
         """Of several models each has all the time that it takes: the others are served meanwhile."""

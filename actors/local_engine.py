@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import EngineError, InvalidRequestError
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
@@ -81,6 +82,11 @@ class LocalEngine:
         """How busy it is."""
         with self._changed:
             return self._engine.load()
+
+    def counts(self) -> EngineCounts:
+        """What was done since the start."""
+        with self._changed:
+            return self._engine.counts()
 
     def remaining(self) -> dict[RequestId, int]:
         """Tokens that each running request may still generate."""

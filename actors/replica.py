@@ -15,6 +15,7 @@ import ray
 from ray import serve
 
 from ..cluster.config import WarmrootConfig
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import EngineError, WarmrootError
 from ..cluster.ids import Epoch, ReplicaId, RequestId
 from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, StartupNote, TokenDelta
@@ -22,6 +23,9 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
 from ..router.channel_tls import ChannelTls
+from ..router.engine_spans import EngineSpans
+from ..router.logs import set_up_logging
+from ..router.tracing import tracing
 from ..router.warm_up import warm_up
 from .draining import drain
 from .embedded_bus import open_bus
@@ -56,18 +60,20 @@ class Replica:
         by which other nodes know this one. ``build``: of the application.
         """
         listen_at_node_address()
+        set_up_logging(config.observability)
         self._id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
         self._bus = open_bus(config)
         self._loop = asyncio.get_running_loop()
         self._plain: dict[RequestId, asyncio.Queue[TokenDelta]] = {}
         self._exits = AsyncExitStack()
+        self._spans = self._traced(config)
         self._exits.push_async_callback(self._bus.close)
         try:
             self._host = await asyncio.to_thread(self._load, config)
         except WarmrootError as error:
             await self._note(StartupNote(stage="failed", failed=error.message))
             raise
-        self._channel = ChannelServer(self, token)
+        self._channel = ChannelServer(self, token, self._counts)
         self._exits.push_async_callback(self._channel.close)
         tls = ChannelTls.of(config.tls.channel)
         address = await self._channel.start(channel_host or ray.util.get_node_ip_address(), tls=tls)
@@ -91,13 +97,20 @@ class Replica:
         """How busy the engine is."""
         return self._engine.load()
 
+    def _counts(self) -> EngineCounts:
+        return self._engine.counts()
+
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request of an ingress. Raises a WarmrootError when it is refused."""
         self._engine.add(request)
+        if self._spans is not None:
+            self._spans.began(request)
 
     def abort(self, request_id: RequestId) -> None:
         """Forget a request and free its blocks."""
         self._engine.abort(request_id)
+        if self._spans is not None:
+            self._spans.ended(request_id)
 
     async def generate(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """For plain Serve handles: ``{"prompt_token_ids": [...], "params": {...}}`` in, deltas as dicts out.
@@ -132,6 +145,13 @@ class Replica:
         Take no more requests, leave the bus, let go of what is open, end the engine, then cut the connections.
         """
         await self._exits.aclose()
+
+    def _traced(self, config: WarmrootConfig) -> EngineSpans | None:
+        traces = tracing(config.observability.otlp_traces_endpoint, "warmroot-replica")
+        if traces is None:
+            return None
+        self._exits.callback(traces.close)
+        return EngineSpans(traces, self._id)
 
     async def _let_go(self, grace_s: float) -> None:
         await drain(self._channel, self._engine.remaining, self._has_others, grace_s)
@@ -199,6 +219,8 @@ class Replica:
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
         self._channel.push(deltas)
+        if self._spans is not None:
+            self._spans.saw(deltas)
         if self._plain:
             for delta in deltas:
                 if delta.request_id in self._plain:

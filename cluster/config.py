@@ -15,6 +15,7 @@ from .config_errors import explain_invalid, unknown_key
 from .config_section import Bytes, Names, Section
 from .errors import ConfigError
 from .metadata_store import EMBEDDED, parse_store
+from .observability_config import ObservabilityConfig
 from .overload import OverloadConfig
 from .request_limits import RequestLimits
 from .server_config import ServerConfig
@@ -257,6 +258,7 @@ class WarmrootConfig(Section):
     tls: TlsConfig
     limits: TimeLimits
     requests: RequestLimits
+    observability: ObservabilityConfig
     deploy: DeployConfig
     autoscaling: AutoscalingConfig
 
@@ -272,6 +274,7 @@ class WarmrootConfig(Section):
         "tls": TlsConfig,
         "limits": TimeLimits,
         "requests": RequestLimits,
+        "observability": ObservabilityConfig,
         "deploy": DeployConfig,
         "autoscaling": AutoscalingConfig,
     }

@@ -67,15 +67,17 @@ class KvEventBatch:
     epoch: Epoch
     seq: int
     events: tuple[KvEvent, ...]
+    sent_at: float = 0.0
+    """The replica's wall clock, in seconds; 0: not told."""
 
 
 def encode(batch: KvEventBatch, *, compress: bool = False) -> bytes:
-    """The msgpack of ``[version, replica, epoch, seq, [event, ...]]``, or its zlib form.
+    """The msgpack of ``[version, replica, epoch, seq, [event, ...], sent_at]``, or its zlib form.
 
     Raises ValueError above MAX_BATCH_BYTES.
     """
     events = [_event_to_wire(event) for event in batch.events]
-    wire = [_VERSION, batch.replica, batch.epoch, batch.seq, events]
+    wire = [_VERSION, batch.replica, batch.epoch, batch.seq, events, batch.sent_at]
     data = cast(bytes, msgpack.packb(wire))  # pyright: ignore[reportUnknownMemberType]
     if len(data) > MAX_BATCH_BYTES:
         raise ValueError(f"batch of {len(data)} bytes exceeds {MAX_BATCH_BYTES}")
@@ -92,6 +94,7 @@ def decode(data: bytes) -> KvEventBatch:
         wire = cast(Any, msgpack.unpackb(data))  # pyright: ignore[reportUnknownMemberType]
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ValueError(f"batch is not msgpack: {error or type(error).__name__}") from error
+    sent_at = wire.pop() if isinstance(wire, list) and len(cast("list[Any]", wire)) == 6 else 0.0  # optional, as new
     version, replica, epoch, seq, events = _fields(wire, 5, "batch")
     if version != _VERSION:
         raise ValueError(f"batch version must be {_VERSION}, got {version!r}")
@@ -100,6 +103,7 @@ def decode(data: bytes) -> KvEventBatch:
         Epoch(_counter(epoch, "epoch")),
         _counter(seq, "seq"),
         tuple(_event_from_wire(event, f"events[{i}]") for i, event in enumerate(_list(events, "events"))),
+        _typed(sent_at, float, "sent_at"),
     )
 
 

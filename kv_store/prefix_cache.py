@@ -41,6 +41,8 @@ class PrefixCache:
         self.pool = BlockPool(num_blocks)
         # A page is copied faster than a quarter of its tokens are computed.
         self.tree = RadixTree(layout, self.pool, layout.block_size // 4 if min_partial is None else min_partial)
+        self.num_evicted = 0
+        """Blocks forgotten to make room, since the start."""
         self._events: list[KvEvent] = []
         self._overflowed = False
 
@@ -216,6 +218,7 @@ class PrefixCache:
         if count > self.pool.num_free:
             removed = self.tree.evict(count - self.pool.num_free)
             if removed:
+                self.num_evicted += len(removed)
                 self._emit(BlocksRemoved(tuple(removed)))
         return count <= self.pool.num_free
 

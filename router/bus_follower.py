@@ -4,13 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 
+from ..cluster.histogram import Histogram
 from ..cluster.ids import ReplicaId
 from ..cluster.messages import ReplicaInfo
 from ..kv_store.bus import BusEntry, BusReader, Cursor
 from ..kv_store.events import decode
 from ..kv_store.index import Applied, PrefixIndex
 from ..kv_store.prefix_tree import LatestBlocks
+from .openai.cluster_state import LAG_S
 
 READ_S = 0.5
 MEMBERS_S = 0.5
@@ -39,8 +42,12 @@ class BusFollower:
         on_members: Callable[[list[ReplicaInfo]], None],
         clock: Callable[[], float] = time.monotonic,
         model: str | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """``model``: only its replicas matter; None: all do."""
+        """``model``: only its replicas matter; None: all do. ``wall`` is the clock by which replicas stamp batches."""
+        self.event_lag_s = Histogram(LAG_S)
+        """From the sender to the index; as good as the nodes' clocks agree."""
+        self._wall = wall
         self.skipped = 0
         self.gaps = 0
         self.conflicts = 0
@@ -130,6 +137,8 @@ class BusFollower:
                 raise ValueError(f"it claims to be of {batch.replica}")
             conflicts = self._index.conflicts_of(batch.replica)
             applied = self._index.apply(batch)
+            if 0 < batch.sent_at < inf:
+                self.event_lag_s.observe(max(0.0, self._wall() - batch.sent_at))
             if self._index.conflicts_of(batch.replica) > conflicts:
                 self._contradicted(batch.replica)
         except Exception as error:  # one replica's garbage must not stop the others' events

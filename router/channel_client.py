@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import (
     DeadlineExceededError,
     EngineError,
@@ -111,6 +112,7 @@ class ChannelClient:
         self.info = info
         self.on_change = on_change
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
+        self.counts = EngineCounts()
         self._token = token
         self._tls = tls
         self.limits = limits or TimeLimits.model_validate({})
@@ -282,8 +284,8 @@ class _Connection(asyncio.Protocol):
                 self._client.load = load
                 if (answer := self._answers.get(request_id)) is not None and not answer.done():
                     answer.set_exception(error)
-            case wire.Pong(load):
-                self._client.load = load
+            case wire.Pong(load, counts):
+                self._client.load, self._client.counts = load, counts
             case wire.HelloAck() if not self._ack.done():
                 self._ack.set_result(message)
             case wire.Draining():

@@ -3,9 +3,10 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import (
     AuthenticationError,
     EngineError,
@@ -51,13 +52,14 @@ class ReplicaService(Protocol):
 
 
 class ChannelServer:
-    """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret.
+    """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret; ``counts`` go with every pong.
 
     An ingress that asks nothing any more, not even for a pong, is gone: its requests are aborted.
     """
 
-    def __init__(self, service: ReplicaService, token: str) -> None:
+    def __init__(self, service: ReplicaService, token: str, counts: Callable[[], EngineCounts] = EngineCounts) -> None:
         self.service = service
+        self.counts = counts
         self.owners: dict[RequestId, _Connection] = {}
         self.draining = False
         self._token = token
@@ -219,7 +221,7 @@ class _Connection(asyncio.Protocol):
                     self.disown(request_id)
                     self._server.service.abort(request_id)
             case wire.Ping():
-                self._send(wire.Pong(self._server.service.load()))
+                self._send(wire.Pong(self._server.service.load(), self._server.counts()))
             case _:
                 raise WireError(f"a replica takes no {type(message).__name__}")
 

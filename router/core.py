@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ..cluster.errors import DeadlineExceededError, WarmrootError
+from ..cluster.histogram import Histogram
 from ..cluster.ids import BlockHash, ReplicaId
 from ..kv_store.hashing import salted
 from .admission import Admission, Prospect, QueueLimits
@@ -17,7 +18,7 @@ from .cached_columns import CachedColumns
 from .fleet import Fleet, KnownReplica
 from .late_binding import LateBinding
 from .matching_index import MatchingIndex
-from .openai.cluster_state import RoutingStats
+from .openai.cluster_state import DECISION_S, WAIT_S, RoutingStats
 from .peers import Peers
 from .policy.base import Candidates, Column, Numbers, Policy, Prefix, Ranking, RoutingRequest
 from .policy.in_flight import Account, InFlight
@@ -70,7 +71,8 @@ class RoutingCore:
         self._tokens_per_id = tokens_per_id
         self._news_at = clock()
         self._reasons: Counter[tuple[str, str]] = Counter()
-        self._predicted = self._actual = self._best = 0
+        self._predicted = self._actual = self._best = self._colder = 0
+        self._decision_s, self._wait_s = Histogram(DECISION_S), Histogram(WAIT_S)
 
     @property
     def num_waiting(self) -> int:
@@ -157,6 +159,7 @@ class RoutingCore:
         ticket.first_at = self._news_at = self._clock()
         if not ticket.moved:
             self.work.first_token(ticket.first_at - ticket.arrived, reservation.prefill_s)
+        self._wait_s.observe(ticket.bound_at - ticket.arrived)
         self.in_flight.first_token(reservation)
         self.policy.first_token(ticket.request, reservation.replica)
         self._note(decision, reservation.replica, cached_tokens, moved=ticket.moved)
@@ -215,11 +218,17 @@ class RoutingCore:
 
     def routing(self) -> RoutingStats:
         """What was decided since start."""
+        reservations, reserved_tokens = self.in_flight.reserved()
         return RoutingStats(
             decisions=dict(self._reasons),
             predicted_hit_tokens=self._predicted,
             actual_hit_tokens=self._actual,
             best_hit_tokens=self._best,
+            colder_choices=self._colder,
+            decision_s=self._decision_s.counts(),
+            wait_s=self._wait_s.counts(),
+            reservations=reservations,
+            reserved_tokens=reserved_tokens,
             waiting=len(self._line),
             waiting_tokens=self._line.tokens(),
             refused=dict(self.admission.refused),
@@ -326,7 +335,8 @@ class RoutingCore:
         if ticket.decision is not None:
             self.decisions.append(ticket.decision)
         uncached = int(candidates.uncached(ticket.request.prompt_tokens)[place])
-        self.admission.rate.drained(uncached, self._clock(), ticket.request.priority)
+        ticket.bound_at = now = self._clock()
+        self.admission.rate.drained(uncached, now, ticket.request.priority)
         self._line.shares.charge(ticket.request.tenant, uncached)
         self._reserve(ticket, candidates.names[place], int(candidates.cached_tokens[place]))
 
@@ -372,11 +382,14 @@ class RoutingCore:
         decision.actual_tokens = cached_tokens
         reason = "moved" if moved else "refused" if decision.refusals else ranked.reason
         self._reasons[self.policy.name, reason] += 1
+        self._decision_s.observe(decision.seconds)
         if moved:  # its prompt counted when it was routed first
             return
+        best = int(decision.cached_tokens.max())
         self._predicted += decision.predicted_tokens
         self._actual += cached_tokens or 0
-        self._best += int(decision.cached_tokens.max())
+        self._best += best
+        self._colder += decision.predicted_tokens < best
 
 
 def _ignore(ticket: Ticket) -> None:

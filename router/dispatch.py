@@ -163,6 +163,9 @@ class Dispatcher:
             waiting=core.waiting + hold.num_requests,
             waiting_tokens=core.waiting_tokens + hold.tokens,
             refused=Counter(core.refused) + Counter(full=hold.refused),
+            event_lag_s=self._membership.follower.event_lag_s.counts(),
+            joined=dict(self._membership.joined),
+            gone=dict(self._membership.gone),
             warm_ups=self._warm_ups,
             migrations=dict(self._migrations),
             recomputed_tokens=self._recomputed_tokens,
@@ -332,7 +335,7 @@ class Dispatcher:
             self._listen(ticket, first.cached_tokens)
             if journey.has_begun:
                 self._recomputed_tokens += question.prompt_tokens - (first.cached_tokens or 0)
-            return _Leg(question, ticket, stream, first)
+            return _Leg(question, ticket, stream, ticket.reported(first))
         raise _refused(refusals)
 
     def _pump(self) -> None:

@@ -102,4 +102,4 @@ class Journey:
         if not self._has_begun:
             self._has_begun = True
             return replace(delta, replica=self._replica)
-        return replace(delta, replica=self._replica, cached_tokens=None, prompt_logprobs=None)
+        return replace(delta, replica=self._replica, cached_tokens=None, prompt_logprobs=None, report=None)

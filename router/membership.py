@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.ids import ReplicaId
 from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, TokenDelta
 from ..cluster.time_limits import TimeLimits
@@ -39,6 +41,7 @@ class ReplicaClient(Protocol):
     """A way to one replica, as ``ChannelClient`` is."""
 
     load: Load
+    counts: EngineCounts
 
     @property
     def connected(self) -> bool:
@@ -116,6 +119,10 @@ class Membership:
         self._connect = connect or (
             lambda info, on_change: ChannelClient(info, token, on_change, limits=limits, tls=tls)
         )
+        self.joined: Counter[str] = Counter()
+        """Replicas that came, by kind: ``single``, or a ``gang`` of several ranks."""
+        self.gone: Counter[str] = Counter()
+        """Those that ended or were lost."""
         self._members: dict[ReplicaId, Member] = {}
         self._ready: Sequence[Member] | None = None
         self._kinds = Kinds()
@@ -154,7 +161,8 @@ class Membership:
     def replicas(self) -> list[ReplicaStatus]:
         """Every known replica, for the API."""
         return [
-            ReplicaStatus(info=member.info, state=member.state, load=member.load) for member in self._members.values()
+            ReplicaStatus(info=member.info, state=member.state, load=member.load, counts=member.client.counts)
+            for member in self._members.values()
         ]
 
     def resync(self, replica: ReplicaId) -> None:
@@ -193,7 +201,9 @@ class Membership:
 
     def _join(self, info: ReplicaInfo, kind: Kind) -> None:
         if (before := self._members.pop(info.replica, None)) is not None:
+            self.gone[_kind(before.info)] += 1
             self._spawn(before.client.close())
+        self.joined[_kind(info)] += 1
         self.index.drop(info.replica, before=info.epoch)  # what it held before it was started again
         client = self._connect(info, self._notify)
         self._members[info.replica] = Member(info, client, ReplicaRates(kind))
@@ -201,7 +211,9 @@ class Membership:
         logger.info("replica %s joined at %s", info.replica, info.address)
 
     def _forget(self, replica: ReplicaId) -> None:
-        self._spawn(self._members.pop(replica).client.close())
+        member = self._members.pop(replica)
+        self.gone[_kind(member.info)] += 1
+        self._spawn(member.client.close())
         self.index.drop(replica)
         logger.info("replica %s is gone", replica)
 
@@ -214,3 +226,7 @@ class Membership:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _kind(info: ReplicaInfo) -> str:
+    return "gang" if info.ranks else "single"

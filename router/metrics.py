@@ -7,40 +7,73 @@ Counters and histograms are fed request by request; what the cluster knows is re
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from .admission import REFUSALS
-from .openai.cluster_state import ClusterState, ReplicaState, ReplicaStatus, RoutingStats
+from ..cluster.sampling_params import SamplingParams
+from .cluster_metrics import LABELS, ReplicaCollector, RouterCollector
+from .openai.cluster_state import ClusterState
 from .output import OutputDelta
-from .promises import OUTCOMES
 
-LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+PART_BUCKETS = (0.01, 0.05, *E2E_BUCKETS)
+"""Of the parts that a request's time has."""
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+N_BUCKETS = (1, 2, 5, 10, 20)
+SOURCES = ("local_compute", "local_cache_hit")
 
 
 class RequestMetrics:
-    """The collectors of one application, in a registry of its own."""
+    """The collectors of one application.
 
-    def __init__(self, cluster: ClusterState) -> None:
+    ``ingress`` names it where there are several: the label of all that it counts or sees by itself. What replicas say
+    of themselves has no such label, for every ingress exports the same.
+    """
+
+    def __init__(self, cluster: ClusterState, ingress: str = "") -> None:
         self.registry = CollectorRegistry()
+        """Of what the ingress counts; others may register theirs."""
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", TTFT_BUCKETS)
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Time between deltas", ITL_BUCKETS)
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time from token to token of a sequence", ITL_BUCKETS
+        )
         self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", E2E_BUCKETS)
+        self.queue_time = self._part("queue", "Time that a request waits in its replica")
+        self.prefill_time = self._part("prefill", "Time from a request's first step to its first token")
+        self.decode_time = self._part("decode", "Time from the first token to the last one")
+        self.inference_time = self._part("inference", "Time from a request's first step to its last token")
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a prompt", TOKEN_BUCKETS)
+        self.request_output_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sequence", TOKEN_BUCKETS
+        )
+        self.request_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that were not cached", TOKEN_BUCKETS
+        )
+        self.params_n = self._histogram("request_params_n", "Sequences that a request asks for", N_BUCKETS)
+        self.params_max_tokens = self._histogram(
+            "request_params_max_tokens", "Tokens that a request asks for at most, if it says so", TOKEN_BUCKETS
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token")
         self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens whose KV was in the cache")
+        self.tokens_by_source = self._counter(
+            "prompt_tokens_by_source", "Prompt tokens by where KV came from", "source"
+        )
         self.cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
-        self.ended = Counter(
-            "vllm:request_success",
-            "Sequences that ended after their first token, by reason",
-            (*LABELS, "finished_reason"),
-            registry=self.registry,
+        self.ended = self._counter(
+            "request_success", "Sequences that ended after their first token, by reason", "finished_reason"
         )
-        self.registry.register(ClusterCollector(cluster))
+        self.responses = Counter(
+            "warmroot:http_responses", "Responses by route and status", ("route", "status"), registry=self.registry
+        )
+        self.registry.register(RouterCollector(cluster))
+        self._all = CollectorRegistry()
+        self._all.register(ReplicaCollector(cluster))
+        self._all.register(_OfIngress(self.registry, ingress))
         self._of: dict[tuple[str, str], ReplicaMetrics] = {}
 
     def of(self, model: str, engine: str) -> "ReplicaMetrics":
@@ -52,13 +85,16 @@ class RequestMetrics:
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""
-        return generate_latest(self.registry)
+        return generate_latest(self._all)
+
+    def _part(self, name: str, text: str) -> Histogram:
+        return self._histogram(f"request_{name}_time_seconds", text, PART_BUCKETS)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"vllm:{name}", text, LABELS, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"vllm:{name}", text, (*LABELS, *labels), registry=self.registry)
 
 
 class ReplicaMetrics:
@@ -67,13 +103,40 @@ class ReplicaMetrics:
     def __init__(self, metrics: RequestMetrics, *labels: str) -> None:
         self.time_to_first_token = metrics.time_to_first_token.labels(*labels)
         self.inter_token_latency = metrics.inter_token_latency.labels(*labels)
+        self.time_per_output_token = metrics.time_per_output_token.labels(*labels)
         self.e2e_latency = metrics.e2e_latency.labels(*labels)
+        self.queue_time = metrics.queue_time.labels(*labels)
+        self.prefill_time = metrics.prefill_time.labels(*labels)
+        self.decode_time = metrics.decode_time.labels(*labels)
+        self.inference_time = metrics.inference_time.labels(*labels)
+        self.request_prompt_tokens = metrics.request_prompt_tokens.labels(*labels)
+        self.request_output_tokens = metrics.request_output_tokens.labels(*labels)
+        self.request_computed_tokens = metrics.request_computed_tokens.labels(*labels)
+        self.params_n = metrics.params_n.labels(*labels)
+        self.params_max_tokens = metrics.params_max_tokens.labels(*labels)
         self.looked_up = [metric.labels(*labels) for metric in (metrics.prompt_tokens, metrics.cache_queries)]
         self.cached = [metric.labels(*labels) for metric in (metrics.cached_tokens, metrics.cache_hits)]
+        self.by_source = [metrics.tokens_by_source.labels(*labels, source) for source in SOURCES]
         self.generation_tokens = metrics.generation_tokens.labels(*labels)
         self._ended = metrics.ended
         self._labels = labels
         self._by_reason: dict[str, Counter] = {}
+
+    def began(self, num_prompt_tokens: int, cached_tokens: int, params: SamplingParams) -> None:
+        """Count a prompt that got its first token."""
+        for counter in self.looked_up:
+            counter.inc(num_prompt_tokens)
+        for counter in self.cached:
+            counter.inc(cached_tokens)
+        num_computed = max(0, num_prompt_tokens - cached_tokens)
+        computed, from_cache = self.by_source
+        computed.inc(num_computed)
+        from_cache.inc(cached_tokens)
+        self.request_prompt_tokens.observe(num_prompt_tokens)
+        self.request_computed_tokens.observe(num_computed)
+        self.params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self.params_max_tokens.observe(params.max_tokens)
 
     def ended(self, reason: str) -> None:
         """Count a sequence that ended."""
@@ -86,10 +149,17 @@ class ReplicaMetrics:
 class RequestMeter:
     """Watches the deltas of one prompt. ``clock`` is monotonic, in seconds."""
 
-    def __init__(self, metrics: RequestMetrics, model: str, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: RequestMetrics, model: str, clock: Callable[[], float], params: SamplingParams) -> None:
+        self.first: OutputDelta | None = None
+        """The first delta."""
+        self.first_token_s: float | None = None
+        """Seconds to it."""
+        self.finish_reasons: list[str] = []
+        """Of the choices that have ended."""
         self._metrics = metrics
         self._model = model
         self._clock = clock
+        self._params = params
         self._started = clock()
         self._last: dict[int, float] = {}
         self._replica: ReplicaMetrics | None = None
@@ -97,172 +167,68 @@ class RequestMeter:
     def observe(self, delta: OutputDelta) -> None:
         """Count one delta of the prompt's choice ``delta.index``."""
         now = self._clock()
-        metrics = self._replica or self._first(delta, now)
+        metrics = self._replica or self._begin(delta, now)
         previous = self._last.get(delta.index)
         self._last[delta.index] = now
         if previous is not None:
             metrics.inter_token_latency.observe(now - previous)
         metrics.generation_tokens.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
-            self._finish(metrics, delta.index, delta.finish_reason)
+            self._finish(metrics, delta, now)
+
+    def age_s(self) -> float:
+        """Seconds since the prompt was given to the router."""
+        return self._clock() - self._started
 
     def abandon(self, reason: str) -> None:
         """Count the choices that had begun and will not finish: ``abort`` or ``error``."""
         if self._replica is not None:
             for index in list(self._last):
-                self._finish(self._replica, index, reason)
+                self._end(self._replica, index, reason, self._clock())
+        elif not self.finish_reasons:
+            self.finish_reasons.append(reason)
 
-    def _first(self, delta: OutputDelta, now: float) -> ReplicaMetrics:
+    def _begin(self, delta: OutputDelta, now: float) -> ReplicaMetrics:
         metrics = self._replica = self._metrics.of(self._model, delta.replica or "")
-        metrics.time_to_first_token.observe(now - self._started)
-        for counter in metrics.looked_up:
-            counter.inc(delta.num_prompt_tokens)
-        for counter in metrics.cached:
-            counter.inc(delta.cached_tokens or 0)
+        self.first, self.first_token_s = delta, now - self._started
+        metrics.time_to_first_token.observe(self.first_token_s)
+        metrics.began(delta.num_prompt_tokens, delta.cached_tokens or 0, self._params)
+        if delta.report is not None:
+            metrics.queue_time.observe(delta.report.queue_s)
+            metrics.prefill_time.observe(delta.report.prefill_s)
         return metrics
 
-    def _finish(self, metrics: ReplicaMetrics, index: int, reason: str) -> None:
+    def _finish(self, metrics: ReplicaMetrics, delta: OutputDelta, now: float) -> None:
+        """A choice is whole."""
+        decode_s = now - self._started - (self.first_token_s or 0.0)
+        metrics.decode_time.observe(decode_s)
+        metrics.request_output_tokens.observe(delta.num_output_tokens)
+        if delta.num_output_tokens > 1:
+            metrics.time_per_output_token.observe(decode_s / (delta.num_output_tokens - 1))
+        if self.first is not None and self.first.report is not None:
+            metrics.inference_time.observe(self.first.report.prefill_s + decode_s)
+        self._end(metrics, delta.index, delta.finish_reason or "", now)
+
+    def _end(self, metrics: ReplicaMetrics, index: int, reason: str, now: float) -> None:
         del self._last[index]
-        metrics.e2e_latency.observe(self._clock() - self._started)
+        self.finish_reasons.append(reason)
+        metrics.e2e_latency.observe(now - self._started)
         metrics.ended(reason)
 
 
-class ClusterCollector(Collector):
-    """Reads the cluster's state when Prometheus asks."""
+class _OfIngress(Collector):
+    """What an ingress counts, under its name if it has one. The times at which counting began are left out."""
 
-    def __init__(self, cluster: ClusterState) -> None:
-        self._cluster = cluster
+    def __init__(self, registry: CollectorRegistry, ingress: str) -> None:
+        self._registry = registry
+        self._labels = {"ingress": ingress} if ingress else {}
 
     def collect(self) -> Iterable[Metric]:
-        """The gauges of each replica and the counts of the router."""
-        replicas = self._cluster.replicas()
-        yield from _replica_gauges(replicas)
-        yield _cache_config(replicas)
-        yield _ready_replicas(replicas)
-        yield from _speculation(replicas)
-        stats = self._cluster.routing()
-        yield from _routing(stats)
-        yield from _queue(stats)
-        yield from self._store()
-
-    def _store(self) -> Iterable[Metric]:
-        status = self._cluster.store()
-        yield GaugeMetricFamily(
-            "warmroot:metadata_store_up", "Whether the metadata store can be read", value=not status.fault
-        )
-        yield GaugeMetricFamily(
-            "warmroot:index_blocks", "Distinct KV blocks that the prefix index knows", value=status.index_blocks
-        )
-        yield CounterMetricFamily(
-            "warmroot:index_gaps", "Event batches that did not follow what was known", value=status.gaps
-        )
-        yield CounterMetricFamily(
-            "warmroot:index_skipped_batches", "Event batches that could not be read", value=status.skipped
-        )
-        yield CounterMetricFamily(
-            "warmroot:index_conflicts", "Event batches that contradicted what was known", value=status.conflicts
-        )
-        yield CounterMetricFamily(
-            "warmroot:index_resyncs", "Replicas asked anew as the index was wrong of them", value=status.resyncs
-        )
-        yield GaugeMetricFamily(
-            "warmroot:index_silent_replicas", "Replicas that live but do not tell what they hold", value=status.silent
-        )
-
-
-def _routing(stats: RoutingStats) -> Iterable[Metric]:
-    decisions = CounterMetricFamily(
-        "warmroot:routing_decisions", "Requests routed, by policy and reason", labels=("policy", "reason")
-    )
-    for (policy, reason), count in stats.decisions.items():
-        decisions.add_metric((policy, reason), count)
-    yield decisions
-    for name, text, tokens in (
-        ("predicted", "Prompt tokens expected in the chosen replica's cache", stats.predicted_hit_tokens),
-        ("actual", "Prompt tokens that the chosen replica found in its cache", stats.actual_hit_tokens),
-        ("best", "Prompt tokens that the warmest replica would have had", stats.best_hit_tokens),
-    ):
-        yield CounterMetricFamily(f"warmroot:{name}_hit_tokens", text, value=tokens)
-    yield CounterMetricFamily(
-        "warmroot:warm_ups", "Hot prefixes that replicas were asked to compute", value=stats.warm_ups
-    )
-    migrations = CounterMetricFamily(
-        "warmroot:migrations", "Requests that went on elsewhere, by why their replica lost them", labels=("reason",)
-    )
-    for reason, count in stats.migrations.items():
-        migrations.add_metric((reason,), count)
-    yield migrations
-    yield CounterMetricFamily(
-        "warmroot:recomputed_tokens", "Tokens computed once more as requests moved", value=stats.recomputed_tokens
-    )
-
-
-def _queue(stats: RoutingStats) -> Iterable[Metric]:
-    yield GaugeMetricFamily("warmroot:queued_requests", "Requests that wait in the router", value=stats.waiting)
-    yield GaugeMetricFamily(
-        "warmroot:queued_tokens", "Prompt tokens to compute that wait in the router", value=stats.waiting_tokens
-    )
-    refused = CounterMetricFamily(
-        "warmroot:refused_requests", "Requests not served for want of room or time", labels=("reason",)
-    )
-    for reason in REFUSALS:
-        refused.add_metric((reason,), stats.refused.get(reason, 0))
-    yield refused
-    promises = CounterMetricFamily(
-        "warmroot:retry_promises", "Places promised by Retry-After, by what became of them", labels=("outcome",)
-    )
-    for outcome in OUTCOMES:
-        promises.add_metric((outcome,), stats.promises.get(outcome, 0))
-    yield promises
-
-
-def _replica_gauges(replicas: Iterable[ReplicaStatus]) -> list[GaugeMetricFamily]:
-    running = _gauge("num_requests_running", "Sequences that are computed now")
-    waiting = _gauge("num_requests_waiting", "Sequences that wait in the replica")
-    usage = _gauge("kv_cache_usage_perc", "Share of KV blocks held by running sequences, 0 to 1")
-    for replica in replicas:
-        labels = (replica.info.model, replica.info.replica)
-        running.add_metric(labels, replica.load.running)
-        waiting.add_metric(labels, replica.load.waiting)
-        usage.add_metric(labels, replica.load.kv_usage)
-    return [running, waiting, usage]
-
-
-def _speculation(replicas: Iterable[ReplicaStatus]) -> list[CounterMetricFamily]:
-    drafts = _count("num_drafts", "Drafts that were verified")
-    drafted = _count("num_draft_tokens", "Tokens that were drafted")
-    accepted = _count("num_accepted_tokens", "Drafted tokens that were accepted")
-    by_place = _count("num_accepted_tokens_per_pos", "Drafted tokens that were accepted, by place", "position")
-    for replica in replicas:
-        load, labels = replica.load, (replica.info.model, replica.info.replica)
-        drafts.add_metric(labels, load.num_drafts)
-        drafted.add_metric(labels, load.num_draft_tokens)
-        accepted.add_metric(labels, sum(load.accepted_by_place))
-        for place, count in enumerate(load.accepted_by_place):
-            by_place.add_metric((*labels, str(place)), count)
-    return [drafts, drafted, accepted, by_place]
-
-
-def _count(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=(*LABELS, *labels))
-
-
-def _cache_config(replicas: Iterable[ReplicaStatus]) -> GaugeMetricFamily:
-    labels = (*LABELS, "block_size", "num_gpu_blocks")
-    config = GaugeMetricFamily("vllm:cache_config_info", "The replica's KV cache", labels=labels)
-    for replica in replicas:
-        info = replica.info
-        config.add_metric((info.model, info.replica, str(info.block_size), str(info.kv_total_blocks)), 1)
-    return config
-
-
-def _ready_replicas(replicas: Iterable[ReplicaStatus]) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily("warmroot:replicas", "Replicas by state", labels=("state",))
-    states = [replica.state for replica in replicas]
-    for state in ReplicaState:
-        gauge.add_metric((state.value,), states.count(state))
-    return gauge
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        """See ``Collector``."""
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample._replace(labels={**sample.labels, **self._labels}) if self._labels else sample
+                for sample in metric.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield metric

@@ -4,7 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice, zip_longest
 
+from ..cluster.histogram import merged
 from .openai.cluster_state import (
+    DECISION_S,
+    LAG_S,
+    WAIT_S,
     ClusterState,
     OwnedPrefix,
     ReplicaStatus,
@@ -37,6 +41,14 @@ class SeveralModels:
             predicted_hit_tokens=sum(one.predicted_hit_tokens for one in stats),
             actual_hit_tokens=sum(one.actual_hit_tokens for one in stats),
             best_hit_tokens=sum(one.best_hit_tokens for one in stats),
+            colder_choices=sum(one.colder_choices for one in stats),
+            decision_s=merged(DECISION_S, (one.decision_s for one in stats)),
+            wait_s=merged(WAIT_S, (one.wait_s for one in stats)),
+            reservations=sum(one.reservations for one in stats),
+            reserved_tokens=sum(one.reserved_tokens for one in stats),
+            event_lag_s=merged(LAG_S, (one.event_lag_s for one in stats)),
+            joined=sum((Counter(one.joined) for one in stats), Counter[str]()),
+            gone=sum((Counter(one.gone) for one in stats), Counter[str]()),
             warm_ups=sum(one.warm_ups for one in stats),
             migrations=sum((Counter(one.migrations) for one in stats), Counter[str]()),
             recomputed_tokens=sum(one.recomputed_tokens for one in stats),

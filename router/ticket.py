@@ -1,10 +1,11 @@
 """What a router keeps of a request: why it went where it went, and how far it is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..cluster.errors import WarmrootError
 from ..cluster.ids import ReplicaId, RequestId
+from ..cluster.messages import TokenDelta
 from .fleet import KnownReplica
 from .policy.base import Numbers, Ranked, Ranking, RoutingRequest
 from .policy.in_flight import Reservation
@@ -55,6 +56,7 @@ class Ticket:
     tried: set[ReplicaId] = field(default_factory=set[ReplicaId])
     idle: bool = False
     """The replica had nothing else to prefill when the request was bound."""
+    bound_at: float = 0.0
     first_at: float = 0.0
     preferred: ReplicaId | None = None
     """While it waits: the replica that was best for it when it was last looked at."""
@@ -65,3 +67,11 @@ class Ticket:
     def replica(self) -> ReplicaId | None:
         """Where it is bound to; None while it waits, after its end, or if nobody is left to try."""
         return self.reservation.replica if self.reservation else None
+
+    def reported(self, first: TokenDelta) -> TokenDelta:
+        """A first delta with what the router has to say of its request."""
+        report, decision = first.report, self.decision
+        if report is None or decision is None:
+            return first
+        waited_s = self.bound_at - self.arrived
+        return replace(first, report=replace(report, router_s=waited_s, predicted_tokens=decision.predicted_tokens))

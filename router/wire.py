@@ -4,20 +4,29 @@ The array is ``[kind, field, ...]``; a delta is an array too, with empty fields 
 decode raises WireError, which names the fault; the connection is then closed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
 from ..cluster import errors
+from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import OverloadedError, ServerError, WarmrootError
 from ..cluster.ids import RequestId
-from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
+from ..cluster.messages import (
+    FinishReason,
+    GenerateRequest,
+    Load,
+    ReplicaInfo,
+    TokenDelta,
+    TokenLogprob,
+)
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.announcements import info_from_wire, info_to_wire
 from ..kv_store.hashing import pack_tokens, unpack_tokens
+from .load_wire import counts_from_wire, counts_to_wire, load_from_wire, load_to_wire, report_from_wire
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 4096
 """Limit on a frame of a peer that has not shown the token yet."""
@@ -93,9 +102,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """I am, and this busy."""
+    """I am, and this busy; and so much was done since the start."""
 
     load: Load
+    counts: EngineCounts = field(default_factory=EngineCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +187,23 @@ def _to_wire(message: Message) -> list[Any]:
     kind = _KIND_OF[type(message)]
     match message:
         case Deltas(deltas, load):
-            return [kind, [_delta_to_wire(delta) for delta in deltas], _load_to_wire(load)]
+            return [kind, [_delta_to_wire(delta) for delta in deltas], load_to_wire(load)]
         case Hello(token, version):
             return [kind, token, version]
         case HelloAck(info, load):
-            return [kind, info_to_wire(info), _load_to_wire(load)]
+            return [kind, info_to_wire(info), load_to_wire(load)]
         case Submit(request):
             return [kind, *_request_to_wire(request)]
         case Abort(request_id):
             return [kind, request_id]
         case Accepted(request_id, load):
-            return [kind, request_id, _load_to_wire(load)]
+            return [kind, request_id, load_to_wire(load)]
         case Rejected(request_id, error, load):
-            return [kind, request_id, _error_to_wire(error), _load_to_wire(load)]
+            return [kind, request_id, _error_to_wire(error), load_to_wire(load)]
         case Ping() | Draining():
             return [kind]
-        case Pong(load):
-            return [kind, _load_to_wire(load)]
+        case Pong(load, counts):
+            return [kind, load_to_wire(load), counts_to_wire(counts)]
         case Failure(error):
             return [kind, _error_to_wire(error)]
 
@@ -204,23 +214,23 @@ def _from_wire(wire: list[Any]) -> Message:
         raise WireError(f"unknown kind of message: {kind!r:.40}")
     match _KINDS[kind].__name__, fields:
         case "Deltas", [list(deltas), load]:
-            return Deltas([_delta_from_wire(delta) for delta in cast("list[list[Any]]", deltas)], _load_from_wire(load))
+            return Deltas([_delta_from_wire(delta) for delta in cast("list[list[Any]]", deltas)], load_from_wire(load))
         case "Hello", [str(token), int(version)]:
             return Hello(token, version)
         case "HelloAck", [dict(info), load]:
-            return HelloAck(info_from_wire(cast("dict[str, Any]", info)), _load_from_wire(load))
+            return HelloAck(info_from_wire(cast("dict[str, Any]", info)), load_from_wire(load))
         case "Submit", [*request]:
             return Submit(_request_from_wire(request))
         case "Abort", [str(request_id)]:
             return Abort(RequestId(request_id))
         case "Accepted", [str(request_id), load]:
-            return Accepted(RequestId(request_id), _load_from_wire(load))
+            return Accepted(RequestId(request_id), load_from_wire(load))
         case "Rejected", [str(request_id), error, load]:
-            return Rejected(RequestId(request_id), _error_from_wire(error), _load_from_wire(load))
+            return Rejected(RequestId(request_id), _error_from_wire(error), load_from_wire(load))
         case ("Ping" | "Draining") as name, []:
             return Ping() if name == "Ping" else Draining()
-        case "Pong", [load]:
-            return Pong(_load_from_wire(load))
+        case "Pong", [load, [*counts]]:
+            return Pong(load_from_wire(load), counts_from_wire(counts))
         case "Failure", [error]:
             return Failure(_error_from_wire(error))
         case name, _:
@@ -240,11 +250,12 @@ def _request_to_wire(request: GenerateRequest) -> list[Any]:
         request.share,
         request.deadline,
         request.age,
+        request.trace,
     ]
 
 
 def _request_from_wire(wire: list[Any]) -> GenerateRequest:
-    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age = wire
+    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age, trace = wire
     return GenerateRequest(
         request_id=RequestId(_typed(request_id, str)),
         prompt_token_ids=_unpack_tokens(prompt),
@@ -257,6 +268,7 @@ def _request_from_wire(wire: list[Any]) -> GenerateRequest:
         share=float(share),
         deadline=float(deadline),
         age=float(age),
+        trace=_typed(trace, str),
     )
 
 
@@ -278,6 +290,7 @@ def _delta_to_wire(delta: TokenDelta) -> list[Any]:
         delta.error,
         delta.logprobs and [_logprob_to_wire(logprob) for logprob in delta.logprobs],
         delta.prompt_logprobs and [logprob and _logprob_to_wire(logprob) for logprob in delta.prompt_logprobs],
+        delta.report and [delta.report.queue_s, delta.report.prefill_s],
         delta.embedding,
     ]
     while wire[-1] is None:
@@ -290,11 +303,11 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         return TokenDelta(
             request_id=RequestId(_typed(wire[0], str)), index=_typed(wire[1], int), token_ids=_typed(wire[2], list)
         )
-    if not 3 < len(wire) <= 10:
+    if not 3 < len(wire) <= 11:
         raise WireError(f"a delta of {len(wire)} fields")
-    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs, embedding = (
+    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs, report, embedding = (
         *wire,
-        *(None,) * (10 - len(wire)),
+        *(None,) * (11 - len(wire)),
     )
     return TokenDelta(
         request_id=RequestId(_typed(request_id, str)),
@@ -308,6 +321,7 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         prompt_logprobs=None
         if prompt_logprobs is None
         else [None if logprob is None else _logprob_from_wire(logprob) for logprob in prompt_logprobs],
+        report=None if report is None else report_from_wire(*report),
         embedding=None if embedding is None else _typed(embedding, bytes),
     )
 
@@ -319,35 +333,6 @@ def _logprob_to_wire(logprob: TokenLogprob) -> list[Any]:
 def _logprob_from_wire(wire: list[Any]) -> TokenLogprob:
     token_id, logprob, rank, top = wire
     return TokenLogprob(token_id, logprob, rank, tuple((int(token), float(value)) for token, value in top))
-
-
-def _load_to_wire(load: Load) -> list[int]:
-    return [
-        load.running,
-        load.waiting,
-        load.waiting_tokens,
-        load.kv_used_blocks,
-        load.kv_total_blocks,
-        load.max_num_seqs,
-        *((load.num_drafts, load.num_draft_tokens, *load.accepted_by_place) if load.num_drafts else ()),
-    ]
-
-
-def _load_from_wire(wire: Any) -> Load:
-    numbers = [_typed(n, int) for n in wire]
-    running, waiting, waiting_tokens, kv_used_blocks, kv_total_blocks, max_num_seqs, *drafts = numbers
-    num_drafts, num_draft_tokens, *accepted = drafts or (0, 0)
-    return Load(
-        running=running,
-        waiting=waiting,
-        waiting_tokens=waiting_tokens,
-        kv_used_blocks=kv_used_blocks,
-        kv_total_blocks=max(1, kv_total_blocks),
-        max_num_seqs=max(1, max_num_seqs),
-        num_drafts=num_drafts,
-        num_draft_tokens=num_draft_tokens,
-        accepted_by_place=tuple(accepted),
-    )
 
 
 def _error_to_wire(error: WarmrootError) -> list[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...cluster.drain_rate import DrainRate
+from ...cluster.engine_counts import EngineCounts
 from ...cluster.errors import (
     ContextTooLongError,
     EngineError,
@@ -23,7 +24,9 @@ from ...kv_store.events import BlocksStored, KvEvent
 from ...kv_store.hashing import salted
 from ...kv_store.prefix_cache import PrefixCache
 from .config import EngineConfig
+from .counters import Counters
 from .deadlines import Deadlines
+from .deltas import last_delta, report, too_late
 from .draft_length import StepShape
 from .draft_tree import NO_DRAFT
 from .executor import Executor
@@ -79,6 +82,7 @@ class Engine:
         self._last_end = float("-inf")
         self._num_added = 0
         self._num_steps = 0
+        self._counters = Counters()
         self._failure: str | None = None
 
     @property
@@ -103,22 +107,24 @@ class Engine:
         """
         self._check_alive()
         self._validate(source)
-        order = (self._clock() - source.age + source.priority * self.config.priority_age_s, self._num_added + 1)
+        now = self._clock()
+        order = (now - source.age + source.priority * self.config.priority_age_s, self._num_added + 1)
         try:
             request = Request(source, salted(self.namespace, source.cache_salt), self.max_tokens, order)
         except (OverflowError, TypeError) as error:
             raise InvalidRequestError(f"prompt has a token id that is no int32: {error}", param="prompt") from error
         end = request.end(self.config.eos_token_ids) if source.output_token_ids else None
         if end is not None:  # an earlier replica was lost between the last token and its finish reason
-            self._pending.append(_last_delta(request, *end))
+            self._pending.append(last_delta(request, *end))
             return
         if not source.age:
             self._check_room(request)
         self._num_added += 1
+        request.queued_at = now
         self._requests[request.id] = request
         self.scheduler.add(request, source.share)
         if source.deadline:
-            request.deadline = source.deadline - self._wall() + self._clock()
+            request.deadline = source.deadline - self._wall() + now
             self._deadlines.put(request.deadline, request.id)
 
     def _check_room(self, request: Request) -> None:
@@ -193,7 +199,11 @@ class Engine:
         self._num_steps += 1
         plan, chunks = scheduled
         shape = None if self.speculator is None else self.speculator.shape(plan)
-        self._in_flight.append(_Submitted(plan.step, self._clock(), chunks, shape))
+        now = self._clock()
+        for sequence in plan.new:
+            request = self._requests[sequence.request_id]
+            request.started_at = request.started_at or now
+        self._in_flight.append(_Submitted(plan.step, now, chunks, shape))
         self._executor.submit(plan)
         return True
 
@@ -216,7 +226,7 @@ class Engine:
         for request_id in self._deadlines.passed(now, self._requests):
             request = self._requests[request_id]
             if request.status is not Status.FINISHED and request.deadline <= now:
-                self._pending.append(_last_delta(request, FinishReason.DEADLINE, None, _too_late(request)))
+                self._pending.append(last_delta(request, FinishReason.DEADLINE, None, too_late(request)))
                 self.abort(request_id)
 
     def begin_all(self) -> bool:
@@ -236,7 +246,9 @@ class Engine:
         self._in_flight.popleft()
         now = self._clock()
         seconds, self._last_end = now - max(submitted.began, self._last_end), now
-        self._throughput.record(sum(chunks.values()), seconds)
+        num_step_tokens = sum(chunks.values())
+        self._throughput.record(num_step_tokens, seconds)
+        self._counters.stepped(num_step_tokens, seconds)
         if self.speculator is not None:
             self.speculator.stepped(submitted.shape, seconds)
         answers = {answer.request_id: answer for answer in result.sequences}
@@ -252,7 +264,7 @@ class Engine:
                 request.prompt_logprobs += answer.prompt_logprobs
             num_known = num_tokens - len(request.drafted)
             if request.num_computed + num_known == len(request.tokens):
-                deltas.append(self._receive(request, num_known, answer))
+                deltas.append(self._receive(request, num_known, answer, now))
             else:
                 self.scheduler.computed(request, num_known)
         return deltas
@@ -273,7 +285,7 @@ class Engine:
         self.scheduler.computed(request, num_known + min(num_accepted, len(request.tokens) - before))
         return end
 
-    def _receive(self, request: Request, num_known: int, answer: SequenceResult | None) -> TokenDelta:
+    def _receive(self, request: Request, num_known: int, answer: SequenceResult | None, now: float) -> TokenDelta:
         """Append what was sampled, and end the request if that ends it."""
         index, error = request.num_output, None
         end = self._append(request, num_known, answer.token_ids if answer is not None else [])
@@ -281,6 +293,7 @@ class Engine:
         if self.speculator is not None and request.num_asked:
             self.speculator.drafted(request)
         num_new = request.num_output - index
+        self._counters.num_generated += num_new
         if not num_new:
             end = request.end(self.config.eos_token_ids)
             if end is None:
@@ -305,6 +318,7 @@ class Engine:
             finish_reason=end[0] if end is not None else None,
             stop_reason=end[1] if end is not None else None,
             error=error,
+            report=report(request, now) if first else None,
             embedding=None if answer is None else answer.embedding,
         )
 
@@ -315,7 +329,7 @@ class Engine:
         deltas = self.take_pending()
         for request in self._requests.values():
             if request.status is not Status.FINISHED:
-                deltas.append(_last_delta(request, FinishReason.LOST, None, message))
+                deltas.append(last_delta(request, FinishReason.LOST, None, message))
             request.num_in_flight = 0
         self.scheduler.remove(self._requests.values())
         self._requests.clear()
@@ -347,6 +361,10 @@ class Engine:
             accepted_by_place=tuple(counts.accepted_by_place),
         )
 
+    def counts(self) -> EngineCounts:
+        """What was done since the start."""
+        return self._counters.counts(self.scheduler, self.cache)
+
     def clear_cache(self) -> None:
         """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""
         self.cache.clear()
@@ -377,22 +395,3 @@ class _Submitted:
     began: float
     chunks: dict[Request, int]
     shape: StepShape | None
-
-
-def _too_late(request: Request) -> str:
-    done = f"after {request.num_output} tokens" if request.num_output else "before its first token"
-    return f"the request's deadline passed {done}"
-
-
-def _last_delta(
-    request: Request, reason: FinishReason, stop_reason: int | None = None, error: str | None = None
-) -> TokenDelta:
-    return TokenDelta(
-        request_id=request.id,
-        index=request.num_output,
-        token_ids=[],
-        cached_tokens=None if request.reported else request.cached_tokens or 0,
-        finish_reason=reason,
-        stop_reason=stop_reason,
-        error=error,
-    )

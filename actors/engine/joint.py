@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
+from ...cluster.engine_counts import EngineCounts, together
 from ...cluster.errors import EngineError, InvalidRequestError
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import GenerateRequest, Load, TokenDelta
@@ -204,6 +205,10 @@ class JointEngine:
             num_draft_tokens=sum(load.num_draft_tokens for load in loads),
             accepted_by_place=tuple(map(sum, zip_longest(*(load.accepted_by_place for load in loads), fillvalue=0))),
         )
+
+    def counts(self) -> EngineCounts:
+        """Of all groups together."""
+        return together([engine.counts() for engine in self.engines])
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""

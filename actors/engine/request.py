@@ -55,8 +55,10 @@ class Request:
         "params",
         "priority",
         "prompt_logprobs",
+        "queued_at",
         "reported",
         "seed",
+        "started_at",
         "status",
         "tenant",
         "tokens",
@@ -71,6 +73,8 @@ class Request:
         self.tenant = source.tenant
         self.deadline = inf
         """By the engine's clock."""
+        self.queued_at = self.started_at = 0.0
+        """By the engine's clock: when it came, and when its first step was planned; 0 before."""
         self.namespace = namespace
         self.tokens = array("i", source.prompt_token_ids)
         self.tokens.extend(source.output_token_ids)
@@ -81,8 +85,7 @@ class Request:
         self.seed = source.seed
         self.order = order
         self.status = Status.WAITING
-        self.num_computed = 0
-        self.num_scheduled = 0
+        self.num_computed = self.num_scheduled = 0
         self.num_expected = len(self.tokens)
         self.num_in_flight = 0
         """Steps that have been submitted with it and have not landed."""
@@ -95,8 +98,7 @@ class Request:
         self.acceptance: float | None = None
         """How often its guesses are right, lately, as an ``Acceptance`` counts it; None: not known."""
         self.ngrams: NgramIndex | None = None
-        self.num_preemptions = 0
-        self.overtaken = 0
+        self.num_preemptions = self.overtaken = 0
         self.lease: KvLease | None = None
         self.known = False
         """Whether the ranks have it."""

@@ -51,6 +51,8 @@ class Scheduler:
         """``num_parts`` plans share the decodes that are ready."""
         self.cache = cache
         self.running: list[Request] = []
+        self.num_preemptions = 0
+        """Since the start."""
         self._config = config
         self._chains = chains
         self._num_parts = num_parts
@@ -175,6 +177,7 @@ class Scheduler:
     def _preempt(self, request: Request, work: Work) -> None:
         """Give its pages back; it will be recomputed from what is cached then."""
         work.preempted = True
+        self.num_preemptions += 1
         work.budget += work.chunks.pop(request, 0)
         work.drafts.pop(request, None)
         self.running.remove(request)

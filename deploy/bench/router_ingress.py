@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from ...cluster.engine_counts import EngineCounts
 from ...cluster.ids import ReplicaId
 from ...cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from ...kv_store.bus import InMemoryBus
@@ -148,6 +149,7 @@ class _Replica:
         self._name = info.replica
         self._held = held
         self.load = Load(kv_total_blocks=info.kv_total_blocks, max_num_seqs=info.max_num_seqs)
+        self.counts = EngineCounts()
 
     def start(self) -> None:
         """It needs no connection."""

@@ -11,10 +11,13 @@ from starlette.middleware import Middleware
 
 from ...kv_store.quota import QuotaStore
 from ..frontend import Frontend
+from ..json_lines import JsonLines
 from ..metrics import RequestMetrics
 from ..tenancy.rate_limits import KINDS
+from ..tracing import Tracing
 from .cluster_state import ClusterState
 from .documentation import DocumentedApp
+from .ends import RequestEnds
 from .errors import install_error_handlers
 from .middleware import CrossOrigin, RequestBoundary
 from .middleware_access import Access
@@ -54,16 +57,18 @@ def build_app(
     monotonic: Callable[[], float] = time.perf_counter,
     new_id: Callable[[], str] = random_id,
     shared_quota: QuotaStore | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over ``frontends``, by served name; a name may be added while it runs.
 
     ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds. ``shared_quota``: where ingresses
-    keep the limits of keys together. Raises ConfigError for a file of API keys that cannot be read.
+    keep the limits of keys together. ``tracing`` makes spans of requests. Raises ConfigError for a file of API keys
+    that cannot be read.
     """
     service = Service(
         frontends=frontends,
         cluster=cluster,
-        metrics=RequestMetrics(cluster),
+        metrics=RequestMetrics(cluster, settings.ingress),
         settings=settings,
         version=version("warmroot"),
         clock=clock,
@@ -72,11 +77,13 @@ def build_app(
     )
     tenancy = Tenancy.of(settings, clock=clock, monotonic=monotonic, shared_quota=shared_quota)
     service.metrics.registry.register(tenancy.collector())
+    request_log = None if settings.request_log is None else JsonLines(settings.request_log, "request log", monotonic)
+    ends = RequestEnds(service.metrics, log=request_log, tracing=tracing, clock=clock)
     console = console_files()
     app = DocumentedApp(
         title="Warmroot",
         version=service.version,
-        middleware=_middleware(service, tenancy, console_paths(console)),
+        middleware=_middleware(service, tenancy, ends, console_paths(console)),
         lifespan=_closing(tenancy),
         redoc_url=None,
         strict_content_type=False,
@@ -109,12 +116,12 @@ def _closing(tenancy: Tenancy) -> Callable[[FastAPI], AbstractAsyncContextManage
     return lifespan
 
 
-def _middleware(service: Service, tenancy: Tenancy, console: frozenset[str]) -> list[Middleware]:
+def _middleware(service: Service, tenancy: Tenancy, ends: RequestEnds, console: frozenset[str]) -> list[Middleware]:
     """From the outside in."""
     settings, audit = service.settings, tenancy.audit
     clocks = {"clock": service.clock, "monotonic": service.monotonic}
     return [
-        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, settings=settings),
+        Middleware(RequestBoundary, new_id=service.new_id, clock=service.monotonic, settings=settings, ends=ends),
         Middleware(
             CrossOrigin,
             allow_origins=settings.allowed_origins,

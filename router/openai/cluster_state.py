@@ -5,10 +5,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from ...cluster.engine_counts import EngineCounts
+from ...cluster.histogram import HistogramCounts, merged
 from ...cluster.ids import ReplicaId
 from ...cluster.messages import Load, ReplicaInfo
 from ...kv_store.prefix_tree import PrefixNode
 from ..recent import Figures
+
+DECISION_S = (5e-05, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
+"""Bounds of the histogram of the time that a choice takes, in seconds."""
+WAIT_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
+"""Bounds of the histogram of the time that requests wait in the router, in seconds."""
+LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Bounds of the histogram of the time that a replica's events take to the index, in seconds."""
 
 
 class ReplicaState(str, Enum):
@@ -27,6 +36,7 @@ class ReplicaStatus:
     info: ReplicaInfo
     state: ReplicaState
     load: Load
+    counts: EngineCounts = field(default_factory=EngineCounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,22 @@ class RoutingStats:
     """Prompt tokens that the replica found there."""
     best_hit_tokens: int = 0
     """Prompt tokens that the warmest replica would have had."""
+    colder_choices: int = 0
+    """Requests that went to another replica than the warmest."""
+    decision_s: HistogramCounts = field(default_factory=lambda: merged(DECISION_S, ()))
+    """Time that each choice took."""
+    wait_s: HistogramCounts = field(default_factory=lambda: merged(WAIT_S, ()))
+    """Time that each request waited in the router for a replica."""
+    reservations: int = 0
+    """Requests that replicas were given and have not ended."""
+    reserved_tokens: int = 0
+    """Prompt tokens that replicas are to compute before the first tokens of these."""
+    event_lag_s: HistogramCounts = field(default_factory=lambda: merged(LAG_S, ()))
+    """Time from each batch of a replica's events, as it was sent, to the index."""
+    joined: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Kind to replicas that came: ``single``, or a ``gang`` of several ranks."""
+    gone: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Kind to replicas that ended, or were lost."""
     warm_ups: int = 0
     """Hot prefixes that replicas were asked to compute."""
     migrations: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -21,7 +21,7 @@ from .events import EventStream, EventWriter
 from .feed import DeltaFeed
 from .logprobs import LogprobFormat
 from .protocol import GenerationRequest
-from .record import principal_of
+from .record import RequestRecord, principal_of
 from .service import Service
 
 SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
@@ -168,6 +168,7 @@ class Generation:
     def _start(self, params: SamplingParams) -> DeltaFeed:
         """Submit every prompt."""
         service, principal = self.service, principal_of(self.request.scope)
+        record: RequestRecord = self.request.state.record
         streams = [
             self.frontend.stream(
                 prompt,
@@ -181,10 +182,12 @@ class Generation:
                 timeout_s=timeout_of(self.request.headers, self.body.timeout),
                 admitted=number > 0,
                 company_tokens=0 if number else sum(map(len, self.prompts[1:])),
+                trace=record.trace,
             )
             for number, prompt in enumerate(self.prompts)
         ]
-        meters = [RequestMeter(service.metrics, self.frontend.model, service.monotonic) for _ in streams]
+        meters = [RequestMeter(service.metrics, self.frontend.model, service.monotonic, params) for _ in streams]
+        record.meters = meters
         feed = DeltaFeed(streams, meters, self.request.receive, service.settings.keep_alive_s)
         feed.start()
         return feed

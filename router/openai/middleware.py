@@ -11,6 +11,7 @@ from collections.abc import Callable
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .ends import RequestEnds
 from .errors import internal_error_body
 from .middleware_access import is_for_admins
 from .record import RequestRecord
@@ -26,9 +27,16 @@ class RequestBoundary:
     """Gives each request an id and a clock, and turns a bug into a 500 that says nothing but the id."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: ApiSettings, new_id: Callable[[], str], clock: Callable[[], float]
+        self,
+        app: ASGIApp,
+        *,
+        settings: ApiSettings,
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        ends: RequestEnds,
     ) -> None:
         self.app = app
+        self._ends = ends
         self._settings = settings
         self._new_id = new_id
         self._clock = clock
@@ -43,13 +51,14 @@ class RequestBoundary:
         request_id = client_request_id(header(scope, b"x-request-id")) or self._new_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        state["record"] = RequestRecord()
+        state["record"] = record = RequestRecord()
+        self._ends.began(scope)
         responding = False
 
         async def send_stamped(message: Message) -> None:
             nonlocal responding
             if message["type"] == "http.response.start":
-                responding = True
+                responding, record.status = True, message["status"]
                 milliseconds = round((self._clock() - started) * 1000)
                 headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % milliseconds)]
                 if self._settings.sends_request_id:
@@ -60,10 +69,13 @@ class RequestBoundary:
         try:
             await self.app(scope, receive, send_stamped)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if responding:
+                record.status = 500
                 raise  # the server must cut the connection: the client would take the rest for complete
             await _send_json(send_stamped, 500, internal_error_body(request_id))
+        finally:
+            self._ends.ended(scope, self._clock() - started)
 
 
 class CrossOrigin(CORSMiddleware):

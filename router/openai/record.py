@@ -1,13 +1,18 @@
-"""What becomes of one request, gathered while it is served: for its limits and for the audit log."""
+"""What becomes of one request, gathered while it is served: for its limits, logs, metrics and traces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
+from ..metrics import RequestMeter
 from ..tenancy.principal import Principal
 from ..tenancy.rate_limits import Quota
 from .protocol import Usage
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 CLIENT_LEFT_STATUS = 499
 
@@ -22,6 +27,14 @@ class RequestRecord:
     """Tokens of prompt and output so far."""
     quota: Quota | None = None
     """Where its key, or the key's tenant, has limits."""
+    status: int = CLIENT_LEFT_STATUS
+    """Of the response, once it has begun."""
+    meters: Sequence[RequestMeter] = ()
+    """One for each prompt."""
+    span: "Span | None" = None
+    """Where requests are traced."""
+    trace: str = ""
+    """``traceparent`` of ``span``, if it is recorded."""
 
     def charged_tokens(self, status: int) -> int:
         """Tokens that count in the limits: none of a request that was refused or failed."""

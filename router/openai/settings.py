@@ -45,13 +45,17 @@ class ApiSettings(BaseModel):
     """Whether ``/metrics`` needs a key, too."""
     num_ingress: int = Field(default=1, ge=1)
     """Ingresses that share the limits of a key."""
+    ingress: str = ""
+    """Name of this one in metrics, where there are several."""
     audit_log: str | None = None
     """File of the audit log, or ``stderr``; None: there is none."""
+    request_log: str | None = None
+    """File of the request log, or ``stderr``; None: there is none."""
     prompt_previews: Literal["none", "shared", "all"] = "shared"
     """Whose prompts' beginnings ``/admin/state`` shows."""
     limits: RequestLimits = Field(default_factory=lambda: RequestLimits.model_validate({}))
     """What a single request may ask for."""
-    served_names: tuple[str, ...] = ()
-    """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""
     waits_for_replicas: bool = False
     """Whether a request that comes while there is no replica makes one start: then it is no fault that there is none."""
+    served_names: tuple[str, ...] = ()
+    """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""

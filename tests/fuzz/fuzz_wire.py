@@ -19,6 +19,7 @@ from warmroot.cluster.errors import OverloadedError
 from warmroot.cluster.ids import BlockHash, BlockId, Epoch, ReplicaId, RequestId
 from warmroot.cluster.messages import (
     FinishReason,
+    FirstTokenReport,
     GenerateRequest,
     Load,
     ModelCard,
@@ -93,6 +94,7 @@ def message_seeds() -> list[Any]:
         cached_tokens=2,
         finish_reason=FinishReason.STOP,
         stop_reason=6,
+        report=FirstTokenReport(queue_s=0.5, prefill_s=0.25),
     )
     messages: list[wire.Message] = [
         wire.Hello("t"),

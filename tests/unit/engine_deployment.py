@@ -49,6 +49,10 @@ class EngineReplica:
     def load(self):
         return self.harness.engine.load()
 
+    @property
+    def counts(self):
+        return self.harness.engine.counts()
+
     def start(self):
         pass
 

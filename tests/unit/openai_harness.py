@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.ids import Epoch, ReplicaId
 from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
@@ -33,6 +34,7 @@ from warmroot.router.openai.cluster_state import (
 from warmroot.router.openai.settings import ApiSettings
 from warmroot.router.tokenizer import Tokenizer
 from warmroot.router.tokenizer_parts import TokenizerParts
+from warmroot.router.tracing import Tracing
 
 END = 256
 TEMPLATE = (
@@ -72,6 +74,7 @@ class FakeCluster:
             accepted_by_place=(4, 3),
         )
     )
+    counts: EngineCounts = field(default_factory=EngineCounts)
     stats: RoutingStats = field(default_factory=RoutingStats)
     fault: str = ""
     tree: list[OwnedPrefix] = field(default_factory=list)
@@ -91,8 +94,9 @@ class FakeCluster:
             max_model_len=512,
             prefill_tokens_per_s=1000.0,
             decode_step_s=0.01,
+            kv_format="bf16",
         )
-        return [ReplicaStatus(info=info, state=self.state, load=self.load)]
+        return [ReplicaStatus(info=info, state=self.state, load=self.load, counts=self.counts)]
 
     def routing(self) -> RoutingStats:
         return self.stats
@@ -121,6 +125,7 @@ class Rig:
         script: Script | Callable[[GenerateRequest], Script] | None = None,
         *,
         max_model_len: int = 512,
+        tracing: Tracing | None = None,
         **settings: Any,
     ) -> None:
         self.generator = ScriptedGenerator(script or says("Hello!", cached_tokens=4))
@@ -137,6 +142,7 @@ class Rig:
             self.cluster,
             clock=lambda: 1_700_000_000.5,
             new_id=lambda: f"id{next(numbers)}",
+            tracing=tracing,
         )
 
     def http(self, **options: Any) -> httpx.AsyncClient:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warmroot.cluster.engine_counts import STEP_TOKENS, EngineCounts
 from warmroot.cluster.errors import (
     ContextTooLongError,
     OverloadedError,
@@ -12,13 +13,30 @@ from warmroot.cluster.errors import (
     ServerError,
     WarmrootError,
 )
+from warmroot.cluster.histogram import HistogramCounts
 from warmroot.cluster.ids import Epoch, ReplicaId, RequestId
-from warmroot.cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta, TokenLogprob
+from warmroot.cluster.messages import (
+    FinishReason,
+    FirstTokenReport,
+    GenerateRequest,
+    Load,
+    ReplicaInfo,
+    TokenDelta,
+    TokenLogprob,
+)
 from warmroot.cluster.sampling_params import SamplingParams
 from warmroot.router import wire
 from warmroot.router.wire import FrameDecoder, WireError
 
 LOAD = Load(running=1, waiting=2, waiting_tokens=3, kv_used_blocks=4, kv_total_blocks=5, max_num_seqs=6)
+COUNTS = EngineCounts(
+    steps=HistogramCounts(STEP_TOKENS, tuple(range(len(STEP_TOKENS) + 1)), 90.0),
+    busy_s=1.5,
+    generation_tokens=5,
+    preemptions=4,
+    evicted_blocks=3,
+    cached_blocks=2,
+)
 INFO = ReplicaInfo(
     replica=ReplicaId("a"),
     epoch=Epoch(7),
@@ -47,6 +65,7 @@ REQUEST = GenerateRequest(
     tenant="t",
     share=0.5,
     deadline=2.5,
+    trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01",
 )
 LOGPROB = TokenLogprob(9, -0.5, 2, ((8, -0.25), (9, -0.5)))
 DELTA = TokenDelta(
@@ -59,6 +78,7 @@ DELTA = TokenDelta(
     finish_reason=FinishReason.STOP,
     stop_reason=2,
     error="why",
+    report=FirstTokenReport(queue_s=0.25, prefill_s=1.5),
 )
 PLAIN = TokenDelta(request_id=RequestId("r"), index=0, token_ids=[5])
 MESSAGES = [
@@ -71,6 +91,7 @@ MESSAGES = [
     wire.Deltas([], LOAD),
     wire.Ping(),
     wire.Pong(LOAD),
+    wire.Pong(LOAD, COUNTS),
     wire.Pong(Load(num_drafts=5, num_draft_tokens=19, accepted_by_place=(4, 3, 1))),
     wire.Pong(Load(num_drafts=5, num_draft_tokens=19)),
 ]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from manual_clock import ManualClock
 
+from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.errors import (
     DeadlineExceededError,
     EngineError,
@@ -62,6 +63,7 @@ class Client:
     def __init__(self, info, on_change):
         self.info, self.on_change = info, on_change
         self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
+        self.counts = EngineCounts()
         self.connected = self.draining = False
         self.requests, self.aborted, self.refuse, self.script, self.closed = [], [], None, None, False
         self.may_answer = asyncio.Event()

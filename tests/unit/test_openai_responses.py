@@ -249,7 +249,8 @@ async def test_version_load_and_documentation():
         state = (await client.get("/admin/state")).json()
         store = state["metadata_store"]
         known = {"index_blocks": 12, "gaps": 3, "skipped": 1, "conflicts": 0, "resyncs": 0, "silent": 0}
-        assert store == {"store": "redis://h:6379/0", "fault": "", **known}
+        lag = {"lag_p50_s": None, "lag_p95_s": None}
+        assert store == {"store": "redis://h:6379/0", "fault": "", **known, **lag}
         assert (state["ready"], state["server_load"], state["models"][0]) == (True, 5, "tiny")
         assert state["replicas"][0]["epoch"] == 1
         assert state["replicas"][0]["ranks"] == []
@@ -313,7 +314,8 @@ async def test_metrics():
     assert value("vllm:spec_decode_num_draft_tokens_total") == 19
     assert value("vllm:spec_decode_num_accepted_tokens_total") == 7
     assert value("vllm:spec_decode_num_accepted_tokens_per_pos_total", ("position", "1")) == 3
-    assert value("vllm:cache_config_info", ("block_size", "16"), ("num_gpu_blocks", "100")) == 1
+    cache = (("block_size", "16"), ("num_gpu_blocks", "100"), ("cache_dtype", "bf16"))
+    assert value("vllm:cache_config_info", *cache) == 1
     assert samples["warmroot:routing_decisions_total", (("policy", "cost"), ("reason", "warm"))] == 3
     assert samples["warmroot:predicted_hit_tokens_total", ()] == 30
     assert samples["warmroot:actual_hit_tokens_total", ()] == 28
@@ -339,7 +341,7 @@ async def test_two_applications_do_not_share_metrics():
     first, second = Rig(), Rig()
     await first.chat()
     async with second.http() as client:
-        assert "generation_tokens_total{" not in (await client.get("/metrics")).text
+        assert "vllm:generation_tokens_total{" not in (await client.get("/metrics")).text
 
 
 def test_the_byte_tokenizer_is_what_the_tests_take_it_for():

@@ -8,6 +8,7 @@ import pytest
 from bus_contract import replica_info
 from manual_clock import ManualClock
 
+from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.ids import ReplicaId, RequestId
 from warmroot.cluster.messages import Load
 from warmroot.kv_store.bus import InMemoryBus
@@ -196,6 +197,7 @@ class Idle:
     def __init__(self, name):
         self.info = replica_info(name)
         self.load = Load(kv_total_blocks=1000, max_num_seqs=64)
+        self.counts = EngineCounts()
         self.rates = ReplicaRates(Kind(1000.0, 0.01))
 
 
