@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup serve screenshots fuzz test test-slow hosts chaos soak check check-deploy bench kernels kernels-sanitized clean distclean
+.PHONY: help setup serve screenshots fuzz test test-slow hosts autoscaling chaos soak check check-deploy bench kernels kernels-sanitized clean distclean
 
 PYTHON ?= python3
 MODEL ?= smollm2
@@ -51,6 +51,10 @@ test-slow: setup ## run the tests that take many minutes
 hosts: setup ## run the tests over three hosts made of network namespaces (root, minutes)
 	@echo "==> pytest -m hosts"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hosts -s $(ARGS)
+
+autoscaling: setup ## let replicas and nodes come and go with load, down to none, on one host (root, minutes)
+	@echo "==> pytest tests/integration/test_autoscaling_nodes.py"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hosts -s tests/integration/test_autoscaling_nodes.py $(ARGS)
 
 chaos: setup ## break a cluster under load for half an hour, and hold every answer against an undisturbed run (root)
 	@echo "==> python -m tests.chaos $(ARGS)"
