@@ -77,6 +77,6 @@ export function panel(title, body, aside = null, attributes = {}) {
 export function table(label, columns) {
   const body = h("tbody");
   const heads = columns.map(([text, kind]) => h("th", { scope: "col", class: kind ?? null }, text));
-  const box = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body));
+  const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body));
   return [box, body];
 }

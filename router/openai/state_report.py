@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ...cluster.histogram import HistogramCounts
 from ...kv_store.hashing import unpack_tokens
 from ..recent import Figures, quantile
 from ..tokenizer import Tokenizer
@@ -52,7 +53,7 @@ def report(service: Service, *, prefixes: int, decisions: int) -> AdminState:
         totals=TotalsBody(**_figures(total), running=running, waiting=waiting + stats.waiting),
         routers=[_router(router) for router in routers],
         routing=_counts(stats),
-        metadata_store=_store(cluster.store()),
+        metadata_store=_store(cluster.store(), stats.event_lag_s),
         replicas=[_replica(replica, hit_rates) for replica in replicas],
         previews=previews,
         prefixes=[_prefix(prefix, tokenizers, previews) for prefix in cluster.prefixes(prefixes)],
@@ -106,8 +107,20 @@ def _counts(stats: RoutingStats) -> dict[str, Any]:
     }
 
 
-def _store(status: StoreStatus) -> StoreBody:
-    return StoreBody(**asdict(status))
+def _store(status: StoreStatus, lag: HistogramCounts) -> StoreBody:
+    return StoreBody(**asdict(status), lag_p50_s=_bound(lag, 0.5), lag_p95_s=_bound(lag, 0.95))
+
+
+def _bound(histogram: HistogramCounts, share: float) -> float | None:
+    """The bound under which that share of the values lies."""
+    left = share * histogram.num_values
+    if not left:
+        return None
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        left -= count
+        if left <= 0:
+            return bound
+    return None
 
 
 def _replica(replica: ReplicaStatus, hit_rates: Mapping[Any, float]) -> ReplicaBody:
@@ -121,7 +134,7 @@ def _replica(replica: ReplicaStatus, hit_rates: Mapping[Any, float]) -> ReplicaB
         "waiting_tokens": load.waiting_tokens,
         "kv_used_blocks": load.kv_used_blocks,
         "kv_cache_usage": load.kv_usage,
-        "cached_blocks": 0,
+        "cached_blocks": replica.counts.cached_blocks,
         "hit_rate": hit_rates.get(replica.info.replica),
     }
     return ReplicaBody.model_validate(facts)

@@ -45,7 +45,7 @@ class ConsolePage:
         made = cls(page)
         await page.goto(f"{url}/console/#/{view}")
         if key is not None:
-            await page.get_by_label("Key").fill(key)
+            await page.get_by_label("Key", exact=True).fill(key)
             await page.keyboard.press("Enter")
         await made.live()
         return made

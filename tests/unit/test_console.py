@@ -20,7 +20,8 @@ async def deployment():
     await made.follow()
     for question in ("What is Ray?", "What is a KV cache?", EVIL):
         await made.ask("sk", prompt=SYSTEM + question)
-    await made.ask("sk-a", prompt=SYSTEM + "secret")
+    for question in ("secret", "hidden"):
+        await made.ask("sk-a", prompt=SYSTEM + question)
     return made
 
 
@@ -40,13 +41,13 @@ async def test_it_asks_for_a_key_and_keeps_it_to_itself(deployment):
         assert tab.complaints == []  # nothing was asked for in vain
         await page.keyboard.press("Escape")
         await dialog.wait_for()
-        await page.get_by_label("Key").fill("sk-wrong")
+        await page.get_by_label("Key", exact=True).fill("sk-wrong")
         await page.get_by_role("button", name="Open the console").click()
         await page.get_by_role("alert").get_by_text("valid API key").wait_for()
-        await page.get_by_label("Key").fill("sk-a")
+        await page.get_by_label("Key", exact=True).fill("sk-a")
         await page.keyboard.press("Enter")
         await page.get_by_role("alert").get_by_text("needs an admin's key").wait_for()
-        await page.get_by_label("Key").fill(ADMIN)
+        await page.get_by_label("Key", exact=True).fill(ADMIN)
         await page.keyboard.press("Enter")
         await tab.live()
         assert await dialog.count() == 0
@@ -80,10 +81,10 @@ async def test_views_show_what_is_there_without_a_complaint(deployment):
             await page.get_by_role("main").get_by_text(expected[view]).first.wait_for()
         assert tab.complaints == []
         await tab.view("replicas")
-        rows = page.get_by_role("region", name="Replicas").get_by_role("row")
+        rows = page.get_by_role("group", name="Replicas").get_by_role("row")
         assert await rows.count() == 3
         await tab.view("decisions")
-        assert await page.get_by_role("button", name="why it went there").count() == 4
+        assert await page.get_by_role("button", name="why it went there").count() == 5
 
 
 async def test_a_new_request_is_seen_within_three_seconds(deployment):
@@ -92,7 +93,7 @@ async def test_a_new_request_is_seen_within_three_seconds(deployment):
         await deployment.ask("sk", prompt=SYSTEM + "Zebras are striped because of flies.")
         await page.get_by_role("treeitem", name="Zebras are").wait_for(timeout=3000)
         await tab.view("decisions")
-        await page.get_by_role("button", name="why it went there").nth(4).wait_for(timeout=3000)
+        await page.get_by_role("button", name="why it went there").nth(5).wait_for(timeout=3000)
         assert tab.complaints == []
 
 
@@ -119,6 +120,8 @@ async def test_text_of_prompts_is_only_text(deployment):
         await page.locator(".details").get_by_text(EVIL[:20]).wait_for()
         assert await page.locator("main img, main script").count() == 0
         await tab.view("playground")
+        await page.get_by_label("Most tokens").fill("8")
+        await page.get_by_label("System prompt").fill("")
         await page.get_by_label("Prompt", exact=True).fill(EVIL)
         await page.keyboard.press("Control+Enter")
         await page.get_by_text("tokens cached").wait_for()
