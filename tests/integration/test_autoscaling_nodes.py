@@ -118,6 +118,7 @@ def cluster() -> Iterator[Autoscaled]:
     with autoscaled_cluster(idle_s=6.0) as cluster:
         cluster.deploy(WarmrootConfig.of("smollm2", **KEYS))
         yield cluster
+        print(f"\n{cluster.story()}")
 
 
 def client_of(cluster: Autoscaled) -> httpx.AsyncClient:
@@ -166,7 +167,7 @@ async def test_load_brings_replicas_and_nodes_for_them(cluster: Autoscaled, expe
         await cluster.until(lambda sight: sight.running == MAX_REPLICAS, START_S)
         assert cluster.look().nodes == MAX_REPLICAS
         await asyncio.sleep(2.0)  # the new one serves, too
-    check(cluster, answers, expected)
+    check(answers, expected)
     assert len({replica for replica in answers.first_hits if replica}) == MAX_REPLICAS
 
 
@@ -179,14 +180,14 @@ async def test_nobody_notices_that_a_node_is_taken_back(cluster: Autoscaled, exp
         await cluster.until(lambda _: victim["replica_id"] not in cluster.replica_ids(), START_S)
         # Its place was taken before it went, on a node that came for that.
         assert cluster.look().running >= 1
-    check(cluster, answers, expected)
+    check(answers, expected)
 
 
 async def test_replicas_and_nodes_go_with_the_load(cluster: Autoscaled, expected: list[str]):
     answers = Answers()
     async with client_of(cluster) as http, clients(http, 1, answers):
         await cluster.until(lambda sight: sight.counts == (1, 1, 0, 0), DOWN_S)
-    check(cluster, answers, expected)
+    check(answers, expected)
 
 
 async def test_the_last_one_goes_and_comes_back_for_the_next_request(cluster: Autoscaled, expected: list[str]):
@@ -198,10 +199,9 @@ async def test_the_last_one_goes_and_comes_back_for_the_next_request(cluster: Au
     assert answer.text == expected[0]
 
 
-def check(cluster: Autoscaled, answers: Answers, expected: list[str]) -> None:
+def check(answers: Answers, expected: list[str]) -> None:
     """Nobody failed, or the clients would have, and nobody got anything else than without any disturbance."""
     print(f"\n{len(answers.texts)} answers; of the first prompt of each replica was cached: {answers.first_hits}")
-    print(cluster.story())
     assert [text for number, text in answers.texts if text != expected[number]] == []
 
 
