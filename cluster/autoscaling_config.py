@@ -12,7 +12,7 @@ class AutoscalingConfig(Section):
     """Copies of the model at most. Given, their number follows the work; default: there are num_replicas, always."""
     min_replicas: int = Field(1, ge=0)
     """Copies of the model at least. 0: none while nobody asks; the first request then waits until one has started."""
-    target_queue_wait: float = Field(1.0, gt=0)
+    target_queue_wait: float = Field(0.5, gt=0)
     """Seconds of prefill that may wait for each replica, by prediction; above it there are to be more replicas."""
     ttft_slo: float = Field(2.0, ge=0)
     """Seconds to the first token of nine requests in ten, of those whose prompt alone takes less; 0: any."""

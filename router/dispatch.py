@@ -20,6 +20,7 @@ from ..cluster.errors import (
 )
 from ..cluster.ids import BlockHash, ReplicaId
 from ..cluster.messages import GenerateRequest, TokenDelta
+from ..cluster.scaling_status import ScalingStatus
 from ..cluster.within import within
 from ..kv_store.hashing import salted
 from ..kv_store.heat import HeatWindow
@@ -190,6 +191,10 @@ class Dispatcher:
     def scaling(self) -> Sequence[ScalingStep]:
         """What the autoscaler has decided lately, newest first."""
         return self.overview.steps
+
+    def autoscalers(self) -> Sequence[ScalingStatus]:
+        """What it decides now; none if nobody does."""
+        return self.overview.autoscalers()
 
     def _claimed(self, question: RoutingRequest, ticket: Ticket) -> int:
         """Prompt tokens that the index says the chosen replica has; what is in flight proves nothing."""

@@ -14,6 +14,7 @@ from ..cluster.sampling_params import SamplingParams
 from .cluster_metrics import LABELS, ReplicaCollector, RouterCollector
 from .openai.cluster_state import ClusterState
 from .output import OutputDelta
+from .scaling_metrics import ScalingCollector
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -73,6 +74,7 @@ class RequestMetrics:
         self.registry.register(RouterCollector(cluster))
         self._all = CollectorRegistry()
         self._all.register(ReplicaCollector(cluster))
+        self._all.register(ScalingCollector(cluster))
         self._all.register(_OfIngress(self.registry, ingress))
         self._of: dict[tuple[str, str], ReplicaMetrics] = {}
 

@@ -44,6 +44,10 @@ class Overview:
             for decision in reversed(status.log)
         ]
 
+    def autoscalers(self) -> list[ScalingStatus]:
+        """What is decided, if anybody decides."""
+        return [] if self.autoscaler is None else [self.autoscaler]
+
     def watch(self, request: GenerateRequest) -> Watch:
         """Count a request, which begins now."""
         if request.cache_salt:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice, zip_longest
 
 from ..cluster.histogram import merged
+from ..cluster.scaling_status import ScalingStatus
 from .openai.cluster_state import (
     DECISION_S,
     LAG_S,
@@ -78,6 +79,10 @@ class SeveralModels:
         """See ``ClusterState``."""
         steps = chain.from_iterable(state.scaling() for state in self._states)
         return sorted(steps, key=lambda step: -step.at)
+
+    def autoscalers(self) -> list[ScalingStatus]:
+        """See ``ClusterState``."""
+        return [status for state in self._states for status in state.autoscalers()]
 
     def store(self) -> StoreStatus:
         """See ``ClusterState``. All models share the store; each has an index of its own."""

@@ -9,6 +9,7 @@ from ...cluster.engine_counts import EngineCounts
 from ...cluster.histogram import HistogramCounts, merged
 from ...cluster.ids import ReplicaId
 from ...cluster.messages import Load, ReplicaInfo
+from ...cluster.scaling_status import ScalingStatus
 from ...kv_store.prefix_tree import PrefixNode
 from ..recent import Figures
 
@@ -215,4 +216,8 @@ class ClusterState(Protocol):
 
     def scaling(self) -> Sequence[ScalingStep]:
         """What the autoscaler has decided lately, newest first."""
+        ...
+
+    def autoscalers(self) -> Sequence[ScalingStatus]:
+        """What it decides now, for each model whose number of replicas follows the work."""
         ...

@@ -18,6 +18,7 @@ from tokenizers.models import BPE
 from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.ids import Epoch, ReplicaId
 from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
+from warmroot.cluster.scaling_status import ScalingStatus
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
 from warmroot.router.frontend import Frontend
 from warmroot.router.openai.app import build_app
@@ -115,6 +116,9 @@ class FakeCluster:
 
     def scaling(self) -> list[ScalingStep]:
         return self.steps
+
+    def autoscalers(self) -> list[ScalingStatus]:
+        return []
 
 
 class Rig:

@@ -19,6 +19,7 @@ CONFIG = AutoscalingConfig(
     downscale_delay=60.0,
     scale_to_zero_delay=300.0,
     itl_slo=0.05,
+    target_queue_wait=1.0,
 )
 BUSY = Figures(arriving=2.0, prefill_s=0.2, in_flight=4)
 QUIET = Figures(arriving=0.2, prefill_s=0.2, in_flight=1)
@@ -117,6 +118,11 @@ def test_the_last_one_goes_only_when_nobody_asked_for_the_whole_delay():
     assert busy.seconds(400, replace(IDLE, in_flight=1)) == [1] * 400
     kept = Fleet(1, CONFIG.model_copy(update={"min_replicas": 1}))
     assert kept.seconds(400, IDLE) == [1] * 400
+
+
+def test_what_was_served_lately_does_not_bring_the_last_one_back():
+    fleet = Fleet(1, CONFIG.model_copy(update={"scale_to_zero_delay": 12.0, "upscale_delay": 1.0}))
+    assert fleet.seconds(60, Figures(arriving=0.05, prefill_s=0.2, idle_s=12.0)) == [0] * 60
 
 
 def test_the_first_one_is_started_at_once():
