@@ -146,11 +146,12 @@ def _cache_config(replicas: Sequence[ReplicaStatus]) -> Metric:
 
 
 def _replica_info(replicas: Sequence[ReplicaStatus]) -> Metric:
-    labels = (*LABELS, "kv_format", "weights_format", "kernels", "node")
+    labels = (*LABELS, "kv_format", "weights_format", "weights_version", "kernels", "node")
     facts = GaugeMetricFamily("warmroot:replica_info", "What the replica is", labels=labels)
     for replica in replicas:
         info = replica.info
-        facts.add_metric((*_labels(replica), info.kv_format, info.weights_format, info.kernels, info.node), 1)
+        what = (info.kv_format, info.weights_format, info.weights_version, info.kernels, info.node)
+        facts.add_metric((*_labels(replica), *what), 1)
     return facts
 
 

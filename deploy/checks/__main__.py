@@ -43,6 +43,7 @@ def checks(tools: Tools) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     yield "plain manifests and kustomize overlays", lambda: plain.problems(tools)
     yield "alert rules", lambda: prometheus.problems(tools)
     yield "dashboards", lambda: dashboards.problems(tools)
+    yield "dashboards and rules are those of the code", dashboards.stale
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..grafana.files import generated
 from .prometheus import check_expressions
 from .tools import CHART, Tools
 
 DASHBOARDS = CHART / "dashboards"
+_MADE_BY = "run: python -m warmroot.deploy.grafana"
 _DURATION = re.compile(r"\$__(rate_interval|interval|range)|\$\{?interval\}?")
 _VARIABLE = re.compile(r"\$\{(\w+)(:\w+)?\}|\$(\w+)")
 _WITH_UNIT = ("timeseries", "stat", "gauge", "bargauge")
@@ -30,6 +32,14 @@ def problems(tools: Tools, folder: Path = DASHBOARDS) -> list[str]:
         if other != path.name:
             found.append(f"{path.name}: has the uid of {other}")
     return found
+
+
+def stale(root: Path = CHART) -> list[str]:
+    """Dashboards and rules in the chart that are not those of ``deploy.grafana``."""
+    made = {root / path.relative_to(CHART): content for path, content in generated().items()}
+    old = [path for path in sorted((root / "dashboards").glob("*.json")) if path not in made]
+    wrong = [path for path, content in made.items() if not path.exists() or path.read_text(encoding="utf-8") != content]
+    return [f"{path.name}: is not what the code makes; {_MADE_BY}" for path in (*old, *wrong)]
 
 
 def _problems(tools: Tools, dashboard: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from ...router.metrics import RequestMetrics
+from ...router.openai.settings import ApiSettings
+from ...router.openai.tenancy import Tenancy
 from ...router.several_models import SeveralModels
 from .tools import CHART, Tools
 
@@ -27,17 +30,24 @@ def problems(tools: Tools, rules: Path = RULES, tests: Path = TESTS) -> list[str
 
 def check_expressions(tools: Tools, expressions: Iterable[tuple[str, str]]) -> list[str]:
     """What is wrong with PromQL expressions, each with a name for messages."""
+    named = list(expressions)
+    all_parse, _ = _parse(tools, [expression for _, expression in named])
     found: list[str] = []
-    for name, expression in expressions:
-        rule = {"groups": [{"name": "one", "rules": [{"record": "one", "expr": expression}]}]}
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            yaml.safe_dump(rule, file)
-            file.flush()
-            good, output = tools.run("promtool", "check", "rules", file.name)
+    for name, expression in named:
+        good, output = (True, "") if all_parse else _parse(tools, [expression])
         if not good:
             found.append(f"{name}: {output.splitlines()[-1].rpartition('could not parse expression:')[2].strip()}")
         found += [f"{name}: no metric is named {metric}" for metric in unknown_metrics(expression)]
     return found
+
+
+def _parse(tools: Tools, expressions: Iterable[str]) -> tuple[bool, str]:
+    """Whether promtool reads them all, and what it says."""
+    rules = [{"record": f"rule_{place}", "expr": expression} for place, expression in enumerate(expressions)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}, file)
+        file.flush()
+        return tools.run("promtool", "check", "rules", file.name)
 
 
 def unknown_metrics(expression: str) -> list[str]:
@@ -48,7 +58,9 @@ def unknown_metrics(expression: str) -> list[str]:
 @cache
 def exported_metrics() -> frozenset[str]:
     """Names of the samples of ``/metrics``, as far as they can be known before a request."""
-    text = RequestMetrics(SeveralModels([])).exposition().decode()
+    metrics = RequestMetrics(SeveralModels([]))
+    metrics.registry.register(Tenancy.of(ApiSettings(), clock=time.time, monotonic=time.monotonic).collector())
+    text = metrics.exposition().decode()
     names: set[str] = set()
     for family in text_string_to_metric_families(text):
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(family.type, ("",))

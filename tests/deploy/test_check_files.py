@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,11 @@ def test_the_alerts_are_right(tools: Tools):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("sum(warmroot:replicas", "sum((warmroot:replicas", "parse error"),
+        ("max(warmroot:replicas", "max((warmroot:replicas", "parse error"),
         ("for: 2m", "for: 20m", "WarmrootNoReplicaReady"),
         ("min(warmroot:metadata_store_up) == 0", "min(warmroot:metadata_store_upp) == 0", "metadata_store_upp"),
         ("alert: WarmrootNotScraped", "alert: WarmrootUnscraped", "WarmrootUnscraped: has no test"),
-        ("labels: {severity: critical}", "labels: {}", "WarmrootNoReplicaReady: has no severity"),
+        ("severity: critical", "weight: critical", "WarmrootNoReplicaReady: has no severity"),
     ],
 )
 def test_a_mistake_in_the_alerts_is_found(tools: Tools, tmp_path, old, new, message):
@@ -93,6 +94,27 @@ def problems(tools: Tools, tmp_path: Path, *contents) -> str:
     for number, content in enumerate(contents):
         (tmp_path / f"{number}.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return " ".join(dashboards.problems(tools, tmp_path))
+
+
+@needs_promtool
+def test_the_dashboards_are_right(tools: Tools):
+    assert len(list(dashboards.DASHBOARDS.glob("*.json"))) == 5
+    assert dashboards.problems(tools) == []
+
+
+def test_dashboards_and_rules_are_those_of_the_code():
+    assert dashboards.stale() == []
+
+
+def test_dashboards_of_yesterday_are_found(tmp_path):
+    for folder in ("dashboards", "files"):
+        shutil.copytree(dashboards.CHART / folder, tmp_path / folder)
+    (tmp_path / "dashboards" / "warmroot-bus.json").write_text("{}")
+    (tmp_path / "dashboards" / "old.json").write_text("{}")
+    found = " ".join(dashboards.stale(tmp_path))
+    assert "warmroot-bus.json: is not" in found
+    assert "old.json: is not" in found
+    assert "rules.yaml" not in found
 
 
 @needs_promtool
