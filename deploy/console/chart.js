@@ -44,7 +44,10 @@ export class History {
     this.#values.set(name, values);
   }
 
-  of(name) {
-    return this.#values.get(name) ?? [];
+  /** From the first value on, and at least the latest `least`. */
+  of(name, least = 60) {
+    const values = this.#values.get(name) ?? [];
+    const first = values.findIndex((value) => value !== null);
+    return values.slice(Math.min(values.length - least, first < 0 ? values.length : first));
   }
 }

@@ -10,12 +10,12 @@ export const title = "Prefix tree";
 
 const ROW = 30;
 const BAR = 16;
-const GAP = 34;
+const GAP = 64;
 const LEFT = 10;
 const TEXT = 7;
 
 /** Bars grow with the logarithm of their tokens: a system prompt is not a thousand times a turn's width. */
-const width = (tokens) => Math.round(12 + 13 * Math.log2(1 + tokens / 8));
+const width = (tokens) => Math.round(20 + 14 * Math.log2(1 + tokens / 8));
 
 /** Trees of parents and children out of a list with parents first. */
 function grow(nodes) {
@@ -48,7 +48,8 @@ function lay(node, x, row) {
 const all = (roots) => roots.flatMap((node) => [node, ...all(node.below)]);
 
 function label(node) {
-  const text = node.text === null ? `${whole(node.num_tokens)} tokens` : node.text.replace(/\s+/g, " ").trim() || `${whole(node.num_tokens)} tokens`;
+  // Special tokens, which most prompts begin with, tell nothing from another.
+  const text = (node.text ?? "").replace(/<\|[^|]*\|>/g, " ").replace(/\s+/g, " ").trim() || `${whole(node.num_tokens)} tokens`;
   return text.length > 46 ? `${text.slice(0, 45)}…` : text;
 }
 

@@ -1,7 +1,7 @@
 // Every replica: what it is, what it does, and the processes of its gang.
 
 import { h, keep, mark, panel, say, shown, table } from "./dom.js";
-import { bytes, percent, whole } from "./format.js";
+import { bytes, percent, short, whole } from "./format.js";
 import { stack } from "./icons.js";
 import { chip, meter } from "./parts.js";
 
@@ -26,7 +26,8 @@ function row(item) {
     say(state, replica.state);
     mark(state, "data-state", replica.state);
     say(cells[2], replica.model);
-    say(cells[3], replica.ranks.length ? `${replica.ranks.length} ranks, ${gang(replica)}` : replica.node || "–");
+    say(cells[3], replica.ranks.length ? `${replica.ranks.length} ranks, ${gang(replica)}` : short(replica.node) || "–");
+    mark(cells[3], "title", replica.node);
     say(cells[4], `${replica.running} / ${replica.max_num_seqs}`);
     say(cells[5], whole(replica.waiting));
     say(cells[6], whole(replica.waiting_tokens));

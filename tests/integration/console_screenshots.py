@@ -84,9 +84,9 @@ async def _prepare(page: Any, view: str) -> None:
 
 async def _save(page: Any, path: Path) -> None:
     await page.screenshot(path=path)
-    # 128 colours are enough for flat ones, and a third of the bytes.
+    # 256 colours are enough for flat ones, and half of the bytes.
     with Image.open(path) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MOST_BYTES}")
 
