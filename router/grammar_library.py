@@ -18,11 +18,12 @@ LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""Of one grammar: some tens of milliseconds to compile, and some to find what may come next; megabytes of states."""
+"""Of one output: some tens of milliseconds to compile its grammar, and some to find what may come next; at most some
+tens of megabytes of states."""
 
 
 def library() -> ModuleType:
