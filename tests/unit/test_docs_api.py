@@ -1,4 +1,4 @@
-"""docs/api.md and docs/routing.md: endpoints, fields, errors, streams, metrics and weights are those of the code."""
+"""Docs of API, routing and metrics: endpoints, fields, errors, streams, metrics and weights are those of the code."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from openai_harness import Rig, events, says
+from prometheus_client.parser import text_string_to_metric_families
 
 from warmroot.cluster import errors
 from warmroot.router.openai.app import EXPOSED_HEADERS
@@ -23,6 +24,7 @@ from warmroot.router.policy import POLICIES, WarmPrefixWeights
 DOCS = Path(__file__).parents[2] / "docs"
 API = (DOCS / "api.md").read_text(encoding="utf-8")
 ROUTING = (DOCS / "routing.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 ENDPOINT = re.compile(r"`(GET|POST) (/[^`]*)`")
 CURLS = re.findall(r"^curl .*?(?=^curl |^```)", API, re.MULTILINE | re.DOTALL)
 PAGES = {("GET", "/docs"), ("GET", "/openapi.json")}
@@ -160,15 +162,17 @@ async def test_the_stream_has_the_shape_of_the_example():
 
 
 async def test_metrics_are_those_of_the_exposition():
-    told = set(re.findall(r"`((?:vllm|warmroot):\w+)`", section(ROUTING, "Metrics")))
+    rows = re.findall(r"^\| `((?:vllm|warmroot):\w+)` \| (.*?) \|", METRICS, re.MULTILINE)
     one = rig()
     one.cluster.stats = type(one.cluster.stats)(decisions={("warm_prefix", "warm"): 1})
     await one.chat()
     async with one.http() as client:
         exposition = (await client.get("/metrics")).text
-    samples = set(re.findall(r"^([\w:]+)(?:\{| )", exposition, re.MULTILINE))
-    shown = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in samples}
-    assert told == {name for name in shown if f"{name}_total" not in shown}
+    assert [name for name, _ in rows] == list(dict(rows))
+    assert set(dict(rows)) == set(re.findall(r"^# TYPE ([\w:]+)", exposition, re.MULTILINE))
+    for family in text_string_to_metric_families(exposition):
+        told = set(re.findall(r"`(\w+)`", dict(rows).get(family.name, dict(rows).get(f"{family.name}_total", ""))))
+        assert {frozenset(set(sample.labels) - {"le"}) for sample in family.samples} <= {frozenset(told)}, family.name
 
 
 def test_weights_of_the_cost():
