@@ -107,8 +107,8 @@ def _find(index: PrefixIndex, prefix: HotPrefix) -> Node | None:
     """The node in which a hot prefix ends; None if nobody holds all of it."""
     step, depth = prefix.block_size * TOKEN_BYTES, 0
     node: Node | None = index.roots.get((salted(prefix.namespace, prefix.salt), step))
-    while node is not None and depth < len(prefix.tokens):
-        node = (node.children or {}).get(prefix.tokens[depth : depth + step])
+    while depth < len(prefix.tokens):
+        node = None if node is None else (node.children or {}).get(prefix.tokens[depth : depth + step])
         if node is None or not _agree(node.tokens, prefix.tokens[depth:]):
             return None
         depth += len(node.tokens)

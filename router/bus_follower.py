@@ -137,6 +137,8 @@ class BusFollower:
                 raise ValueError(f"it claims to be of {batch.replica}")
             conflicts = self._index.conflicts_of(batch.replica)
             applied = self._index.apply(batch)
+            if applied is Applied.APPLIED:
+                self.latest.note(batch.events)
             if 0 < batch.sent_at < inf:
                 self.event_lag_s.observe(max(0.0, self._wall() - batch.sent_at))
             if self._index.conflicts_of(batch.replica) > conflicts:
@@ -151,7 +153,6 @@ class BusFollower:
             self._lost.add(entry.replica)
         elif applied is Applied.APPLIED:
             self._lost.discard(entry.replica)
-            self.latest.note(batch.events)
 
     def _contradicted(self, replica: ReplicaId) -> None:
         """What is known stays; it is told once for each replica."""

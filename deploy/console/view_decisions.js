@@ -107,12 +107,13 @@ export function open(context) {
   body.remove(); // each decision has a body of its own, with what is unfolded below it
   const search = h("input", { type: "search", placeholder: "Request id, replica or reason", "aria-label": "Search decisions", spellcheck: "false" });
   const pause = h("button", { type: "button", class: "quiet", "aria-pressed": "false" }, "Pause");
-  const nothing = empty("No request has been routed yet: send one, in the playground for example.");
+  const nothing = empty("");
   let isPaused = false;
   const show = () => {
     const wanted = search.value.trim().toLowerCase();
     const items = context.seen.latest().filter((item) => `${item.request_id} ${item.replica} ${item.reason}`.toLowerCase().includes(wanted));
     keep(entries, items.slice(0, 100), (item) => item.request_id, entry);
+    say(nothing, wanted ? "No decision matches." : "No request has been routed yet: send one, in the playground for example.");
     nothing.hidden = items.length > 0;
     box.hidden = !items.length;
   };

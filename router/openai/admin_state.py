@@ -241,6 +241,25 @@ class ScalingBody(StateBody):
     """Why."""
 
 
+class AutoscalerBody(StateBody):
+    """What the autoscaler makes of the work now."""
+
+    model: str
+    """Whose replicas are meant."""
+    at: float
+    """Seconds since the epoch."""
+    ready: int
+    """Replicas that were ready."""
+    target: int
+    """Replicas that there shall be."""
+    needed: float
+    """Replicas that the strongest signal needs."""
+    signal: str
+    """Which one that is."""
+    reasons: list[str]
+    """In sentences, the decisive one first."""
+
+
 class AdminState(StateBody):
     """The cluster as one ingress sees it."""
 
@@ -272,5 +291,7 @@ class AdminState(StateBody):
     """Hot prefixes and the latest."""
     decisions: list[DecisionBody]
     """The latest, newest first."""
+    autoscalers: list[AutoscalerBody]
+    """One for each model whose number of replicas follows the work."""
     scaling: list[ScalingBody]
     """The autoscaler's latest decisions, newest first."""

@@ -8,11 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from ...cluster.histogram import HistogramCounts
+from ...cluster.scaling_status import ScalingStatus
 from ...kv_store.hashing import unpack_tokens
 from ..recent import Figures, quantile
 from ..tokenizer import Tokenizer
 from .admin_state import (
     AdminState,
+    AutoscalerBody,
     DecisionBody,
     FiguresBody,
     IngressBody,
@@ -58,6 +60,7 @@ def report(service: Service, *, prefixes: int, decisions: int) -> AdminState:
         previews=previews,
         prefixes=[_prefix(prefix, tokenizers, previews) for prefix in cluster.prefixes(prefixes)],
         decisions=[_decision(choice) for choice in cluster.explain("", decisions)],
+        autoscalers=[_autoscaler(status) for status in cluster.autoscalers()],
         scaling=[ScalingBody(**asdict(step)) for step in cluster.scaling()[:MOST_STEPS]],
     )
 
@@ -138,6 +141,19 @@ def _replica(replica: ReplicaStatus, hit_rates: Mapping[Any, float]) -> ReplicaB
         "hit_rate": hit_rates.get(replica.info.replica),
     }
     return ReplicaBody.model_validate(facts)
+
+
+def _autoscaler(status: ScalingStatus) -> AutoscalerBody:
+    latest = status.latest
+    return AutoscalerBody(
+        model=status.model,
+        at=latest.at,
+        ready=latest.ready,
+        target=latest.target,
+        needed=latest.needed,
+        signal=latest.signal,
+        reasons=list(latest.reasons),
+    )
 
 
 def _prefix(prefix: OwnedPrefix, tokenizers: Mapping[str, Tokenizer], previews: str) -> PrefixBody:

@@ -8,6 +8,8 @@ from engine_deployment import ADMIN, PROMPT, Deployment
 from openai_harness import Rig, listening
 
 from warmroot.cluster.ids import BlockHash, ReplicaId
+from warmroot.cluster.scaling import Decision
+from warmroot.cluster.scaling_status import ScalingStatus
 from warmroot.kv_store.hashing import pack_tokens
 from warmroot.kv_store.prefix_tree import PrefixNode
 from warmroot.router.openai.cluster_state import OwnedPrefix, ScalingStep
@@ -120,9 +122,13 @@ async def test_it_is_bounded(deployment):
 async def test_what_the_autoscaler_decided():
     rig = Rig()
     rig.cluster.steps = [ScalingStep(at=5.0, model="tiny", before=1, after=3, reason="queue")]
+    latest = Decision(at=6.0, before=3, target=3, ready=2, needed=2.5, signal="waiting", reasons=("work waits",))
+    rig.cluster.autoscalers = lambda: [ScalingStatus(model="tiny", latest=latest)]
     async with rig.http() as client:
         answer = await client.get("/admin/state")
     assert answer.json()["scaling"] == [{"at": 5.0, "model": "tiny", "before": 1, "after": 3, "reason": "queue"}]
+    (now,) = answer.json()["autoscalers"]
+    assert (now["ready"], now["target"], now["signal"], now["reasons"]) == (2, 3, "waiting", ["work waits"])
     assert answer.headers["cache-control"] == "no-store"
 
 
