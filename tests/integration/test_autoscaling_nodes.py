@@ -80,17 +80,18 @@ class Answer:
 async def ask(client: httpx.AsyncClient, number: int) -> Answer:
     body = {"model": "smollm2", "prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "temperature": 0}
     body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-    began, first_s, text, usage = time.monotonic(), 0.0, "", {}
+    began, first_s, text, usage, last = time.monotonic(), 0.0, "", {}, ""
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
+            last = line or last
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
                 assert "error" not in chunk, chunk
                 text += "".join(choice["text"] for choice in chunk["choices"])
                 first_s = first_s or time.monotonic() - began
                 usage = chunk["usage"] or usage
-        assert line == "" and usage["completion_tokens"] == NUM_TOKENS, (line, usage)
+        assert last == "data: [DONE]" and usage["completion_tokens"] == NUM_TOKENS, (last, usage)
     replica, cached = response.headers.get("x-warmroot-replica", ""), usage["prompt_tokens_details"]["cached_tokens"]
     return Answer(text, replica, cached, usage["prompt_tokens"], first_s)
 
