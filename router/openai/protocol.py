@@ -250,7 +250,7 @@ class ModelCard(ResponseBody):
     """The model behind this name."""
     max_model_len: int
     """Tokens of prompt and output together."""
-    weights_versions: list[str] = []
+    weights_versions: list[str] = Field(default_factory=list)
     """Versions of the weights that its replicas hold now: several while they change."""
 
 

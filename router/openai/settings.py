@@ -56,6 +56,6 @@ class ApiSettings(BaseModel):
     limits: RequestLimits = Field(default_factory=lambda: RequestLimits.model_validate({}))
     """What a single request may ask for."""
     waits_for_replicas: bool = False
-    """Whether a request that comes while there is no replica makes one start: then it is no fault that there is none."""
+    """Whether a request that comes while there is no replica makes one start: then it is no fault to have none."""
     served_names: tuple[str, ...] = ()
     """Names of models that are to be served: one that is not up yet answers 503, and an unknown one 404."""
