@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
@@ -84,7 +84,7 @@ def build_app(
         title="Warmroot",
         version=service.version,
         middleware=_middleware(service, tenancy, ends, console_paths(console)),
-        lifespan=_closing(tenancy),
+        lifespan=_closing([log for log in (tenancy.audit, request_log) if log is not None]),
         redoc_url=None,
         strict_content_type=False,
     )
@@ -104,14 +104,14 @@ def build_app(
     return app
 
 
-def _closing(tenancy: Tenancy) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _closing(logs: Sequence[JsonLines]) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Whoever runs the application ends it, too: then what waits for the disk is written."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        if tenancy.audit is not None:
-            await asyncio.to_thread(tenancy.audit.close)
+        for log in logs:
+            await asyncio.to_thread(log.close)
 
     return lifespan
 

@@ -1,13 +1,21 @@
 """What is counted, by whom, and how it is exported."""
 
+import msgpack
 import pytest
+from bus_contract import replica_info
 from engine_harness import Harness
+from manual_clock import ManualClock
 from openai_harness import Rig, says
 from prometheus_client.parser import text_string_to_metric_families
 
 from warmroot.cluster.engine_counts import EngineCounts, together
 from warmroot.cluster.histogram import Histogram, merged
+from warmroot.cluster.ids import Epoch, ReplicaId
 from warmroot.cluster.messages import FirstTokenReport, RankInfo
+from warmroot.kv_store.bus import InMemoryBus
+from warmroot.kv_store.events import CacheCleared, KvEventBatch, decode, encode
+from warmroot.kv_store.index import PrefixIndex
+from warmroot.router.bus_follower import BusFollower
 from warmroot.router.metrics import RequestMetrics
 from warmroot.router.openai.cluster_state import DECISION_S, RoutingStats
 from warmroot.router.several_models import SeveralModels
@@ -143,6 +151,25 @@ async def test_what_a_router_has_decided():
     assert found[key("warmroot:replicas_gone_total", kind="gang")] == 1
     assert found[key("warmroot:event_lag_seconds_count")] == 0
     assert found[key("warmroot:migrations_total", reason="silence")] == 0
+
+
+async def test_how_late_events_come():
+    bus = InMemoryBus(ManualClock(), "bus")
+    await bus.heartbeat(replica_info("a"), 1000.0)
+    follower = BusFollower(bus, PrefixIndex(), lambda infos: None, wall=lambda: 12.5)
+    for seq, sent_at in enumerate((10.0, 12.4, 99.0, 0.0)):  # the third one's clock is ahead
+        batch = KvEventBatch(ReplicaId("a"), Epoch(1), seq, (CacheCleared(),), sent_at)
+        assert decode(encode(batch)) == batch
+        await bus.publish(ReplicaId("a"), Epoch(1), [encode(batch)])
+    await follower.follow_once(0.0)
+    lag = follower.event_lag_s.counts()
+    assert lag.num_values == 3
+    assert lag.total == pytest.approx(2.6)
+
+
+def test_batches_of_a_replica_that_stamps_none_are_read():
+    five_fields = msgpack.packb([1, "a", 1, 0, [["cleared"]]])
+    assert decode(five_fields) == KvEventBatch(ReplicaId("a"), Epoch(1), 0, (CacheCleared(),))
 
 
 async def test_several_ingresses_count_apart_and_tell_the_same_of_replicas():

@@ -1,5 +1,6 @@
 """Lines of JSON: one for each request that has ended, and the log of a process."""
 
+import asyncio
 import json
 import logging
 
@@ -16,8 +17,6 @@ REPORT = FirstTokenReport(queue_s=0.25, prefill_s=0.5, router_s=0.125, predicted
 
 
 async def logged(rig: Rig, path, count: int) -> list[dict]:
-    import asyncio
-
     for _ in range(500):
         lines = path.read_text().splitlines() if path.exists() else []
         if len(lines) >= count:
@@ -68,6 +67,15 @@ async def test_refusals_and_failures_have_a_line_and_probes_have_none(tmp_path):
     assert (refused["route"], refused["status"], refused["model"]) == ("other", 401, "")
     assert (failed["route"], failed["status"], failed["finish_reason"]) == ("/v1/completions", 500, "error")
     assert "sk-secret" not in path.read_text()
+
+
+async def test_what_waits_is_written_when_the_application_ends(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    rig = Rig(request_log=str(path))
+    async with rig.app.router.lifespan_context(rig.app):
+        for _ in range(20):
+            assert (await rig.complete("x")).status_code == 200
+    assert len(path.read_text().splitlines()) == 20
 
 
 async def test_a_full_disk_costs_no_request():
