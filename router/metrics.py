@@ -4,6 +4,7 @@ Counters and histograms are fed request by request; what the cluster knows is re
 ``engine`` is the replica's id. vLLM's dashboards and the Gateway API's endpoint picker read these names.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -35,7 +36,8 @@ class RequestMetrics:
 
     def __init__(self, cluster: ClusterState, ingress: str = "") -> None:
         self.registry = CollectorRegistry()
-        """Of what the ingress counts; others may register theirs."""
+        """Of what is read when Prometheus asks; others may register what the ingress sees."""
+        self._counted = CollectorRegistry()
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", TTFT_BUCKETS)
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Time between deltas", ITL_BUCKETS)
         self.time_per_output_token = self._histogram(
@@ -69,13 +71,14 @@ class RequestMetrics:
             "request_success", "Sequences that ended after their first token, by reason", "finished_reason"
         )
         self.responses = Counter(
-            "warmroot:http_responses", "Responses by route and status", ("route", "status"), registry=self.registry
+            "warmroot:http_responses", "Responses by route and status", ("route", "status"), registry=self._counted
         )
         self.registry.register(RouterCollector(cluster))
-        self._all = CollectorRegistry()
-        self._all.register(ReplicaCollector(cluster))
-        self._all.register(ScalingCollector(cluster))
-        self._all.register(_OfIngress(self.registry, ingress))
+        self._known = CollectorRegistry()
+        self._known.register(ReplicaCollector(cluster))
+        self._known.register(ScalingCollector(cluster))
+        self._known.register(_OfIngress(self.registry, ingress))
+        self._own = _OfIngress(self._counted, ingress)
         self._of: dict[tuple[str, str], ReplicaMetrics] = {}
 
     def of(self, model: str, engine: str) -> "ReplicaMetrics":
@@ -87,16 +90,21 @@ class RequestMetrics:
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""
-        return generate_latest(self._all)
+        return generate_latest(_Families(self._known.collect(), self._own))
+
+    async def scrape(self) -> bytes:
+        """``exposition``, most of it by a thread: for hundreds of replicas it takes longer than tokens may wait."""
+        known = list(self._known.collect())
+        return await asyncio.to_thread(generate_latest, _Families(known, self._own))
 
     def _part(self, name: str, text: str) -> Histogram:
         return self._histogram(f"request_{name}_time_seconds", text, PART_BUCKETS)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
+        return Histogram(f"vllm:{name}", text, LABELS, registry=self._counted, buckets=buckets)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"vllm:{name}", text, (*LABELS, *labels), registry=self.registry)
+        return Counter(f"vllm:{name}", text, (*LABELS, *labels), registry=self._counted)
 
 
 class ReplicaMetrics:
@@ -216,6 +224,20 @@ class RequestMeter:
         self.finish_reasons.append(reason)
         metrics.e2e_latency.observe(now - self._started)
         metrics.ended(reason)
+
+
+class _Families(CollectorRegistry):
+    """What was read, and then what is counted, which any thread may read."""
+
+    def __init__(self, known: Iterable[Metric], counted: Collector) -> None:
+        super().__init__()
+        self._parts = known, counted
+
+    def collect(self) -> Iterable[Metric]:
+        """See ``CollectorRegistry``."""
+        known, counted = self._parts
+        yield from known
+        yield from counted.collect()
 
 
 class _OfIngress(Collector):

@@ -92,7 +92,7 @@ def health_routes(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
