@@ -23,6 +23,7 @@ from ..router.policy import make_policy
 from ..router.tokenizer import Tokenizer
 from ..router.trace_recorder import TraceRecorder
 from ..router.warm_up import HotKeeper
+from ..router.weights_updater import WeightsUpdater
 from .scaling_desk import DemandTeller
 
 CARD_POLL_S = 0.1
@@ -50,6 +51,7 @@ class ClusterClient:
         self.membership = membership
         self.dispatcher = dispatcher
         self.frontend = frontend
+        self.updater = WeightsUpdater(membership.leased)
 
     @classmethod
     async def connect(

@@ -90,7 +90,7 @@ class EngineHost:
             speculation=self.config.speculation.speculative_config,
         )
         namespace = self.namespace(self.weights_version, self.model.weights_format)
-        return self.model.start(settings, namespace, on_deltas, on_events, on_failure)
+        return self.model.start(settings, namespace, self.weights_version, on_deltas, on_events, on_failure)
 
     def _chunk(self) -> int:
         """Prompt tokens that running decodes can wait for."""

@@ -60,6 +60,12 @@ class EventPublisher:
             self._drop_pending()
         self._wake.set()
 
+    async def announce(self, info: ReplicaInfo) -> None:
+        """That is what the replica is from now on: once it has started all are told at once, if the bus answers."""
+        self._info = info
+        if self._tasks:
+            await self._beat()
+
     async def start(self) -> None:
         """Take the lease, then keep publishing in the background. A bus that is away is tried again there."""
         await self._beat()

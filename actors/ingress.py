@@ -23,6 +23,7 @@ from ..router.openai.cluster_state import ClusterState
 from ..router.openai.settings import ApiKey, ApiSettings
 from ..router.several_models import SeveralModels
 from ..router.tracing import tracing
+from ..router.weights_updater import WeightsUpdater
 from .cluster_client import ClusterClient
 from .embedded_bus import open_bus, store_of
 from .model_card import read_card
@@ -61,6 +62,7 @@ class Ingress:
         self._open_admin = open_admin
         self._clients: dict[str, ClusterClient] = {}
         self._frontends: dict[str, Frontend] = {}
+        self._updaters: dict[str, WeightsUpdater] = {}
         self._states: list[ClusterState] = []
         self._connecting = [asyncio.create_task(self._serve_once_up(config)) for config in configs]
         done, _ = await asyncio.wait(self._connecting, return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +74,14 @@ class Ingress:
         store = store_of(self._configs[0])
         shared_quota = None if store is None else RedisEventBus(store)
         state = SeveralModels(self._states)
-        return build_app(self._frontends, self._settings(), state, shared_quota=shared_quota, tracing=self._tracing)
+        return build_app(
+            self._frontends,
+            self._settings(),
+            state,
+            shared_quota=shared_quota,
+            tracing=self._tracing,
+            updaters=self._updaters,
+        )
 
     def _settings(self) -> ApiSettings:
         config = self._configs[0]
@@ -126,6 +135,7 @@ class Ingress:
         found = {name: client.frontend for config, client in clients if client for name in config.model.names}
         self._frontends.clear()
         self._frontends.update(found)
+        self._updaters.update(dict.fromkeys(config.model.names, client.updater))
 
     async def _connect(self, config: WarmrootConfig) -> ClusterClient:
         bus = open_bus(config)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cluster.config import WarmrootConfig
+from ..cluster.errors import WarmrootError
 from ..cluster.ids import BlockHash
 from ..cluster.kv_formats import kv_format
 from ..cluster.messages import RankInfo
 from ..cluster.model_spec import ModelSpec
+from ..cluster.weights_update import NewWeights
 from .engine.config import EngineConfig
 from .engine.engine import Engine
 from .engine.executor import Executor
@@ -20,9 +22,12 @@ from .model_card import load_tokenizer, tokenizer_path
 from .models.available import kernels_on
 from .models.source import resolve_model
 from .models.weights import Progress
+from .new_weights import open_new
 from .parallel.gang import Crew, GangExecutor, start_gang
 from .parallel.gang_config import GangConfig
+from .parallel.shard import Shard
 from .runner.load import KvMemoryConfig, load_runner
+from .runner.next_weights import NextWeights
 from .runner.threaded import ThreadedExecutor
 from .runner.threads import use_threads
 
@@ -41,6 +46,8 @@ class LoadedModel:
     weights_format: str
     kv_dtype: str
     num_threads: int
+    next_weights: NextWeights | None = None
+    """Of a model in this process."""
 
     @classmethod
     def load(cls, config: WarmrootConfig, path: Path, start_crew: StartCrew, progress: Progress) -> "LoadedModel":
@@ -65,6 +72,10 @@ class LoadedModel:
             open_tokenizer=lambda: load_tokenizer(config, path),
         )
         decoder = runner.decoder
+        next_weights = NextWeights(
+            decoder, Shard.whole(decoder.spec), dtype=config.model.dtype, quantization=config.model.quantization
+        )
+        runner.renew_with(next_weights)
         return cls(
             # A CPU's cores are the model's already: to schedule beside it gains nothing there.
             executor=runner if decoder.device.type == "cpu" else ThreadedExecutor(runner),
@@ -73,6 +84,7 @@ class LoadedModel:
             weights_format=decoder.weights_format,
             kv_dtype=str(runner.kv_dtype).removeprefix("torch."),
             num_threads=num_threads,
+            next_weights=next_weights,
         )
 
     @classmethod
@@ -103,10 +115,32 @@ class LoadedModel:
         """Of the gang, in order; none without one."""
         return tuple(self.executor.ranks()) if isinstance(self.executor, GangExecutor) else ()
 
+    def prepare(self, new: NewWeights) -> str:
+        """Load other weights beside those in use, on every rank, while steps run; returns their form.
+
+        Raises ModelLoadError, ConfigError, RankLostError; then nothing is prepared that could be adopted.
+        """
+        if self.next_weights is not None:
+            return self.next_weights.prepare(new.version, open_new(new))
+        assert isinstance(self.executor, GangExecutor)
+        try:
+            return self.executor.prepare(new)
+        except WarmrootError:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Drop what was prepared."""
+        if self.next_weights is not None:
+            self.next_weights.discard()
+        elif isinstance(self.executor, GangExecutor):
+            self.executor.discard()
+
     def start(
         self,
         settings: EngineConfig,
         namespace: BlockHash,
+        weights_version: str,
         on_deltas: DeltaSink,
         on_events: EventSink,
         on_failure: FailureSink,
@@ -115,9 +149,9 @@ class LoadedModel:
         executor = self.executor
         gang = executor if isinstance(executor, GangExecutor) else None
         engine = (
-            Engine(executor, settings, time.monotonic, namespace)
+            Engine(executor, settings, time.monotonic, namespace, weights_version=weights_version)
             if gang is None
-            else start_engines(gang, settings, time.monotonic, namespace)
+            else start_engines(gang, settings, time.monotonic, namespace, weights_version)
         )
         local = LocalEngine(engine, executor, on_deltas, on_events, on_failure)
         if gang is not None:

@@ -5,11 +5,13 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import EngineError, InvalidRequestError
-from ..cluster.ids import RequestId
+from ..cluster.ids import BlockHash, RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
+from ..cluster.weights_update import UpdateMode
 from ..kv_store.events import KvEvent
 from .engine.engine import Engine
 from .engine.executor import Executor
@@ -20,6 +22,17 @@ EventSink = Callable[[list[KvEvent]], None]
 FailureSink = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Change:
+    """Of weights, on its way."""
+
+    version: str
+    namespace: BlockHash
+    mode: UpdateMode
+    submitted: bool = False
+    done: "Future[None]" = field(default_factory=Future[None])
 
 
 def ignore(news: object) -> None:
@@ -51,6 +64,7 @@ class LocalEngine:
         self._changed = threading.Condition()
         """Guards the engine. Not held while the executor computes, so that callers never wait for a step."""
         self._snapshots: list[Future[list[KvEvent]]] = []
+        self._change: _Change | None = None
         self._closing = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="warmroot-engine", daemon=True)
@@ -102,6 +116,32 @@ class LocalEngine:
             self._changed.notify()
         return future
 
+    def change_weights(self, version: str, namespace: BlockHash, mode: UpdateMode) -> "Future[None]":
+        """Adopt the weights that the executor has prepared as ``version``; done once it computes with them.
+
+        With ``wait`` nothing new starts until all that has begun is through; ``withdraw`` ends that. Raises
+        EngineError while another change is under way, and as ``add``.
+        """
+        change = _Change(version, namespace, mode)
+        with self._changed:
+            self._check()
+            if self._change is not None:
+                raise EngineError(f"the change to weights {self._change.version} is still under way")
+            self._change = change
+            self._engine.hold(True)
+            self._changed.notify()
+        return change.done
+
+    def withdraw(self) -> bool:
+        """Give up a change that waits; False: there is none, or it is too late."""
+        with self._changed:
+            if self._change is None or self._change.submitted:
+                return False
+            self._change = None
+            self._engine.hold(False)
+            self._changed.notify()
+            return True
+
     def fail(self, message: str) -> None:
         """What computes here is lost: end what is open with an error, after the step that runs. Later calls change
         nothing.
@@ -137,7 +177,7 @@ class LocalEngine:
     def _wait(self) -> bool:
         """Sleep until there is something to do; False: end."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.healthy or self._snapshots or self._engine.has_work)
+            self._changed.wait_for(lambda: not self.healthy or self._snapshots or self._change or self._engine.has_work)
             return self.healthy
 
     def _try_step(self) -> None:
@@ -149,12 +189,14 @@ class LocalEngine:
 
     def _step(self) -> None:
         with self._changed:
+            self._try_to_change()
             running = self._engine.has_work and self._engine.begin_all()
         result = self._executor.result() if running else None
         with self._changed:
             deltas = self._engine.take_pending() if result is None else self._engine.end(result)
             if result is not None and self._failure is None:
                 self._failure = result.error
+            self._see_change_through()
             events = self._engine.drain_events()
             snapshots, self._snapshots = self._snapshots, []
             cached: list[KvEvent] = list(self._engine.snapshot_events()) if snapshots else []
@@ -171,11 +213,30 @@ class LocalEngine:
             if snapshot.set_running_or_notify_cancel():
                 snapshot.set_result(cached)
 
+    def _try_to_change(self) -> None:
+        change, engine = self._change, self._engine
+        if change is None or change.submitted or (change.mode == "wait" and engine.num_begun):
+            return
+        if change.mode == "abort":
+            engine.abort_begun()
+        engine.adopt(change.version, change.namespace)
+        engine.hold(False)
+        change.submitted = True
+
+    def _see_change_through(self) -> None:
+        change = self._change
+        if change is not None and change.submitted and self._engine.weights_version == change.version:
+            self._change = None
+            change.done.set_result(None)
+
     def _fail(self, message: str) -> None:
         """Nothing runs any more: end every stream with an error."""
         with self._changed:
             self._failure = self._failure or message
+            change, self._change = self._change, None
             deltas = self._engine.fail(message)
+        if change is not None:
+            change.done.set_exception(EngineError(message))
         try:
             if deltas:
                 self._on_deltas(deltas)

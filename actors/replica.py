@@ -17,9 +17,10 @@ from ray import serve
 from ..cluster.config import WarmrootConfig
 from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import EngineError, WarmrootError
-from ..cluster.ids import Epoch, ReplicaId, RequestId
+from ..cluster.ids import BlockHash, Epoch, ReplicaId, RequestId
 from ..cluster.messages import GenerateRequest, Load, ReplicaInfo, StartupNote, TokenDelta
 from ..cluster.sampling_params import SamplingParams
+from ..cluster.weights_update import NewWeights
 from ..kv_store.events import KvEvent
 from ..router.channel_server import ChannelServer
 from ..router.channel_tls import ChannelTls
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .engine_host import EngineHost
     from .parallel.gang import Crew
     from .parallel.gang_config import GangConfig
+    from .weights_change import WeightsChange
 
 
 WARM_UP_S = 30.0
@@ -83,13 +85,17 @@ class Replica:
         self._publisher = EventPublisher(self._bus, self.info, self._snapshot, self._host.model.ranks)
         self._engine = self._host.start(self._on_deltas, self._on_events, self._on_failure)
         self._exits.callback(self._engine.close)
+        self._weights = self._weights_change()
         self._exits.push_async_callback(self._let_go, config.limits.shutdown_grace)
         self._card = replace(self._host.card(token), build=build)
+        await self._take_up_weights()
         with suppress(ConnectionError):  # the first snapshot brings it again
             await self._bus.put_card(self._card)
         await self._warm_up()
         await self._publisher.start()
         self._exits.push_async_callback(self._publisher.close)
+        self._channel.answerer = self._weights.answer
+        await self._take_up_weights()  # what came while this replica was not known yet
         self._exits.callback(self._channel.drain)
         await self._note(StartupNote(stage="ready"))
 
@@ -157,12 +163,12 @@ class Replica:
         await drain(self._channel, self._engine.remaining, self._has_others, grace_s)
 
     async def _has_others(self) -> bool:
-        """Whether another replica has the model; without word of any, none."""
+        """Whether another replica has the model with these weights; without word of any, none."""
         try:
             members = await self._bus.members()
         except ConnectionError:
             return False
-        return any(info.replica != self._id and info.model == self.info.model for info in members)
+        return any(info.replica != self._id and info.computes_as(self.info) for info in members)
 
     def _load(self, config: WarmrootConfig) -> "EngineHost":
         """On a thread of its own. The import brings torch, which whoever only names this class does not need."""
@@ -206,6 +212,29 @@ class Replica:
         async with aclosing(self._deltas(request)) as deltas:
             async for _ in deltas:
                 pass
+
+    def _weights_change(self) -> "WeightsChange":
+        from .weights_change import WeightsChange  # brings torch, which is there by now
+
+        return WeightsChange(self._host, self._engine, self._hold_weights)
+
+    async def _take_up_weights(self) -> None:
+        """Weights that the other replicas of this build have been given since they started."""
+        with suppress(ConnectionError):
+            card = await self._bus.card(self.info.model)
+            if card is not None and card.build == self._card.build:
+                self._card = replace(self._card, weights=card.weights)
+                await self._weights.follow(card.weights)
+
+    async def _hold_weights(self, new: NewWeights, namespace: BlockHash, weights_format: str) -> None:
+        """Tell what the replica holds now."""
+        self.info = replace(
+            self.info, kv_namespace=namespace, weights_version=new.version, weights_format=weights_format
+        )
+        self._card = replace(self._card, weights=asdict(new))
+        with suppress(ConnectionError):  # the first snapshot brings it again
+            await self._bus.put_card(self._card)
+        await self._publisher.announce(self.info)
 
     async def _snapshot(self) -> list[KvEvent]:
         # A bus that wants a snapshot may have been restarted: it does not know the model either. A card that is there

@@ -14,6 +14,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..cluster.errors import EngineError, RankLostError, WarmrootError
+from ..cluster.weights_update import NewWeights
+from .new_weights import open_new
 from .parallel.gang import Progress
 from .parallel.gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .parallel.rank import Rank
@@ -43,6 +45,14 @@ class ShardWorker:
         """See ``Rank``."""
         return self._rank.times()
 
+    def prepare(self, new: NewWeights) -> str:
+        """See ``Rank``."""
+        return self._rank.prepare(new.version, open_new(new))
+
+    def discard(self) -> None:
+        """See ``Rank``."""
+        self._rank.discard()
+
     def run(self) -> None:
         """See ``Rank``. The process ends with a leader or a peer that is lost: an idle actor would keep its memory."""
         try:
@@ -68,7 +78,7 @@ class ShardWorkers:
                 num_gpus=rank_resources.get("GPU", 0.0),
                 resources=others,
                 max_restarts=0,
-                max_concurrency=2,  # it tells of its times while it runs
+                max_concurrency=3,  # it tells of its times, and loads other weights, while it runs
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=place.stage, placement_group_capture_child_tasks=True
                 ),
@@ -98,12 +108,21 @@ class ShardWorkers:
 
     def times(self) -> list[RankTimes]:
         """See ``Crew``."""
-        asked = [worker.times.remote() for worker in self._workers]
-        deadline_s = self.config.step_s
-        return [
-            _guarded(rank, lambda ref=ref: cast(RankTimes, ray.get(ref, timeout=deadline_s)))
-            for rank, ref in enumerate(asked)
-        ]
+        return self._ask([worker.times.remote() for worker in self._workers], self.config.step_s)
+
+    def prepare(self, new: NewWeights) -> str:
+        """See ``Crew``."""
+        return self._ask([worker.prepare.remote(new) for worker in self._workers], self.config.start_s)[0]
+
+    def discard(self) -> None:
+        """See ``Crew``."""
+        self._ask([worker.discard.remote() for worker in self._workers], self.config.step_s)
+
+    @staticmethod
+    def _ask(asked: list[Any], within_s: float) -> list[Any]:
+        """What every rank answers, when all have; raises what the first one raised."""
+        ray.wait(asked, num_returns=len(asked), timeout=within_s)
+        return [_guarded(rank, lambda ref=ref: ray.get(ref, timeout=0)) for rank, ref in enumerate(asked)]
 
     def kill(self) -> None:
         """See ``Crew``."""

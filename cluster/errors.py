@@ -19,6 +19,7 @@ WarmrootError
     │   └── ReplicaLostError       503  replica_lost
     ├── PoisonRequestError         500  poison_request
     ├── DeadlineExceededError      504
+    ├── WeightsUpdateError         500  weights_update_failed
     └── EngineError                500
 """
 
@@ -161,6 +162,12 @@ class DeadlineExceededError(ServerError):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+
+
+class WeightsUpdateError(ServerError):
+    """Some replicas have new weights and others could not change; the message says who holds what."""
+
+    code = "weights_update_failed"
 
 
 class EngineError(ServerError):

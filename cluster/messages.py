@@ -130,6 +130,8 @@ class TokenDelta:
     """On the first delta."""
     embedding: bytes | None = None
     """float32, little-endian, on the last delta of a request with ``pooling``."""
+    weights_version: str | None = None
+    """Which weights it came from: on a replica's first delta, and whenever they have changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,10 @@ class Load:
     def kv_usage(self) -> float:
         """Share of KV memory held by running requests, 0..1."""
         return self.kv_used_blocks / self.kv_total_blocks
+
+
+WeightsIdentity = tuple[str, str, str]
+"""Version of the weights, their form, and that of cached keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +207,15 @@ class ReplicaInfo:
     ranks: tuple[RankInfo, ...] = ()
     """The processes that the model is cut over; none where it runs in the replica's own."""
 
+    @property
+    def weights(self) -> WeightsIdentity:
+        """What tells whether another replica would have computed the same."""
+        return self.weights_version, self.weights_format, self.kv_format
+
+    def computes_as(self, other: "ReplicaInfo") -> bool:
+        """Whether a sequence that the other has begun comes out here as it would have there."""
+        return self.model == other.model and self.weights == other.weights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
@@ -232,6 +247,8 @@ class ModelCard:
     """Name of the format of its tool calls."""
     channel_tls: dict[str, str] = field(default_factory=dict[str, str])
     """Paths of the channels' certificate, key and authorities, on every host; empty: plain TCP."""
+    weights: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """Fields of the ``NewWeights`` that replicas have been given since they started: whoever starts takes them, too."""
     build: str = ""
     """Of the application: while it is renewed, replicas of two builds have a card of the same model."""
 

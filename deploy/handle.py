@@ -1,8 +1,8 @@
 """A client of a running cluster for any process in Ray: the ingress's router and sockets, without HTTP."""
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
@@ -10,10 +10,16 @@ from ..actors.cluster_client import ClusterClient
 from ..actors.embedded_bus import find_bus
 from ..cluster.errors import ConfigError, ReplicaUnavailableError
 from ..cluster.sampling_params import SamplingParams
+from ..cluster.weights_update import NewWeights, UpdateMode, WeightsReport
 from ..router.openai.cluster_state import ReplicaStatus
 from ..router.output import OutputDelta, RequestOutput
 from .background_loop import BackgroundLoop
 from .local_ray import join_ray
+
+if TYPE_CHECKING:
+    import torch
+
+    from .weights_shelf import WeightsBuckets
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """A text, token ids, or chat messages."""
@@ -59,6 +65,44 @@ class Handle:
         """``stream`` for synchronous code."""
         return self._loop.iterate(self._stream(prompt, params, options))
 
+    def update_weights(
+        self,
+        source: "str | Mapping[str, torch.Tensor] | Any",
+        *,
+        version: str | None = None,
+        mode: UpdateMode = "wait",
+        one_by_one: bool = False,
+        timeout_s: float = 600.0,
+    ) -> WeightsReport:
+        """Give all replicas other weights of the same model, without a restart; returns when all have changed.
+
+        ``source``: a checkpoint's folder, GGUF file or hub id, which every node has; tensors by their Hugging Face
+        names; or a Ray actor with ``tensors()``, the shape and dtype of each by name, and ``tensor(name)``, one of
+        them, which replicas fetch one by one. ``version`` names the weights: replicas that hold it already do nothing.
+        ``mode``: what becomes of running requests: ``wait`` for their end, which may take ``timeout_s`` seconds, while
+        new ones wait; ``abort`` them; or let them go on ``in_place``. ``one_by_one``: replicas change in turn.
+
+        Raises InvalidRequestError, ReplicaUnavailableError: no replica has changed; WeightsUpdateError: some have.
+        """
+        options = {"mode": mode, "one_by_one": one_by_one, "timeout_s": timeout_s}
+        if isinstance(source, str):
+            return self._update(NewWeights(version=version or "", model=source), **options)
+        from .weights_shelf import WeightsBuckets, check_source  # brings torch
+
+        check_source(source)
+        if isinstance(source, Mapping):
+            with self.new_weights(version) as buckets:
+                buckets.add(cast("Mapping[str, torch.Tensor]", source))
+                return buckets.commit(**options)
+        with WeightsBuckets(self._update, version, origin=source) as buckets:
+            return buckets.commit(**options)
+
+    def new_weights(self, version: str | None = None) -> "WeightsBuckets":
+        """Other weights, to be put in bucket by bucket: ``add`` tensors as often as needed, then ``commit``."""
+        from .weights_shelf import WeightsBuckets
+
+        return WeightsBuckets(self._update, version)
+
     def close(self) -> None:
         """Disconnect; open requests are aborted."""
         self._loop.run(self._client.close())
@@ -71,6 +115,12 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _update(self, new: NewWeights, **options: Any) -> WeightsReport:
+        return self._loop.run(self._update_on_loop(new, options))
+
+    async def _update_on_loop(self, new: NewWeights, options: dict[str, Any]) -> WeightsReport:
+        return await self._client.updater.update(new, **options)
 
     async def _replicas(self) -> Sequence[ReplicaStatus]:
         return self._client.dispatcher.replicas()

@@ -5,7 +5,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import (
@@ -147,6 +147,17 @@ class ChannelClient:
             raise ReplicaUnavailableError(f"not connected to {self.info.replica}")
         return await self._connection.submit(request)
 
+    async def ask(self, what: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Have the replica do something besides generating. Raises what it raised, ReplicaLostError when the connection
+        breaks before the answer, ReplicaUnavailableError without a connection, DeadlineExceededError.
+        """
+        if self._connection is None or not self._connection.alive:
+            raise ReplicaUnavailableError(f"not connected to {self.info.replica}")
+        try:
+            return await within(timeout_s, self._connection.ask(what, arguments))
+        except asyncio.TimeoutError:
+            raise DeadlineExceededError(f"{self.info.replica} did not {what} within {timeout_s:g} s") from None
+
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF_S
         while True:
@@ -185,6 +196,8 @@ class _Connection(asyncio.Protocol):
         self._frames = wire.FrameDecoder(wire.MAX_FRAME_BYTES)
         self._streams: dict[RequestId, DeltaStream] = {}
         self._answers: dict[RequestId, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._num_asked = 0
         self._ack: asyncio.Future[wire.HelloAck] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
         self._silence = Silence(loop.time)
@@ -211,7 +224,7 @@ class _Connection(asyncio.Protocol):
         if greeted:  # before anyone hears of it who would choose a replica again
             self._client.on_change()
         reason = why.reason if isinstance(why, ReplicaLostError) else "connection"
-        for answer in self._answers.values():
+        for answer in (*self._answers.values(), *self._asked.values()):
             if not answer.done():
                 answer.set_exception(ReplicaLostError(str(why), reason=reason))
         for stream in self._streams.values():
@@ -267,34 +280,61 @@ class _Connection(asyncio.Protocol):
             self._answers.pop(request_id, None)
         return stream
 
+    async def ask(self, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        self._num_asked += 1
+        number = self._num_asked
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(wire.Ask(number, what, arguments))
+            return await self._asked[number]
+        finally:
+            del self._asked[number]
+
     def cut(self) -> None:
         self._transport.abort()
 
-    def _handle(self, message: wire.Message) -> None:
+    def _handle(self, message: wire.Message | wire.FromLater) -> None:
         match message:
             case wire.Deltas(deltas, load):
                 self._client.load = load
                 for delta in deltas:
                     self._deliver(delta)
-            case wire.Accepted(request_id, load):
-                self._client.load = load
-                if (answer := self._answers.get(request_id)) is not None and not answer.done():
-                    answer.set_result(None)
-            case wire.Rejected(request_id, error, load):
-                self._client.load = load
-                if (answer := self._answers.get(request_id)) is not None and not answer.done():
-                    answer.set_exception(error)
+            case wire.Accepted() | wire.Rejected():
+                self._client.load = message.load
+                self._answered(message)
             case wire.Pong(load, counts):
                 self._client.load, self._client.counts = load, counts
             case wire.HelloAck() if not self._ack.done():
                 self._ack.set_result(message)
             case wire.Draining():
                 self._drain()
+            case wire.Answer():
+                self._settle(message)
+            case wire.Unknown():
+                logger.debug("passing over a message of a later release")
             case wire.Failure(error):
                 self._reason = error
                 self.cut()
             case _:
                 raise WireError(f"an ingress takes no {type(message).__name__}")
+
+    def _answered(self, message: wire.Accepted | wire.Rejected) -> None:
+        answer = self._answers.get(message.request_id)
+        if answer is None or answer.done():
+            return
+        if isinstance(message, wire.Rejected):
+            answer.set_exception(message.error)
+        else:
+            answer.set_result(None)
+
+    def _settle(self, answer: wire.Answer) -> None:
+        asked = self._asked.get(answer.number)
+        if asked is None or asked.done():
+            return
+        if answer.error is None:
+            asked.set_result(answer.result)
+        else:
+            asked.set_exception(answer.error)
 
     def _deliver(self, delta: TokenDelta) -> None:
         stream = self._streams.get(delta.request_id)

@@ -3,8 +3,8 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import (
@@ -51,6 +51,10 @@ class ReplicaService(Protocol):
         ...
 
 
+Answerer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+"""Does something besides generating. Raises a WarmrootError where it cannot."""
+
+
 class ChannelServer:
     """Serves one ``ReplicaService`` on TCP. ``token`` is the cluster's shared secret; ``counts`` go with every pong.
 
@@ -60,6 +64,9 @@ class ChannelServer:
     def __init__(self, service: ReplicaService, token: str, counts: Callable[[], EngineCounts] = EngineCounts) -> None:
         self.service = service
         self.counts = counts
+        self.answerer: Answerer | None = None
+        """For what is asked besides generating."""
+        self._answering: set[asyncio.Task[None]] = set()
         self.owners: dict[RequestId, _Connection] = {}
         self.draining = False
         self._token = token
@@ -123,6 +130,23 @@ class ChannelServer:
         for connection, share in shares.items():
             connection.send_deltas(share, load)
 
+    def answer(self, connection: "_Connection", ask: wire.Ask) -> None:
+        """Answer in the background."""
+        task = asyncio.get_running_loop().create_task(self._answer(connection, ask))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, connection: "_Connection", ask: wire.Ask) -> None:
+        try:
+            if self.answerer is None:
+                raise ReplicaUnavailableError(f"{self.service.info.replica} is not ready for {ask.what}")
+            connection.send(wire.Answer(ask.number, await self.answerer(ask.what, ask.arguments)))
+        except WarmrootError as error:
+            connection.send(wire.Answer(ask.number, {}, error))
+        except Exception as error:
+            logger.exception("%s failed", ask.what)
+            connection.send(wire.Answer(ask.number, {}, EngineError(f"{type(error).__name__}: {error}")))
+
     def admits(self, token: str) -> bool:
         """Whether the peer knows the secret, in time that does not tell how much of it was right."""
         return hmac.compare_digest(token.encode(), self._token.encode())
@@ -174,12 +198,12 @@ class _Connection(asyncio.Protocol):
                 self._handle(wire.decode(body))
         except WarmrootError as error:
             logger.warning("closing the channel to %s: %s", self._transport.get_extra_info("peername"), error)
-            self._send(wire.Failure(error))
+            self.send(wire.Failure(error))
             self._transport.close()
 
     def send_deltas(self, deltas: list[TokenDelta], load: Load) -> None:
         try:
-            self._send(wire.Deltas(deltas, load))
+            self.send(wire.Deltas(deltas, load))
         except WireError:
             # Its streams can no longer be whole; the others' must not suffer for it.
             logger.exception("cutting off %s", self._transport.get_extra_info("peername"))
@@ -194,7 +218,7 @@ class _Connection(asyncio.Protocol):
 
     def tell_that_it_drains(self) -> None:
         if self._trusted:
-            self._send(wire.Draining())
+            self.send(wire.Draining())
 
     def check_silence(self) -> None:
         self._silent_s += PING_S
@@ -208,7 +232,7 @@ class _Connection(asyncio.Protocol):
     def cut(self) -> None:
         self._transport.abort()
 
-    def _handle(self, message: wire.Message) -> None:
+    def _handle(self, message: wire.Message | wire.FromLater) -> None:
         match message:
             case wire.Hello(token, version) if not self._trusted:
                 self._greet(token, version)
@@ -221,19 +245,26 @@ class _Connection(asyncio.Protocol):
                     self.disown(request_id)
                     self._server.service.abort(request_id)
             case wire.Ping():
-                self._send(wire.Pong(self._server.service.load(), self._server.counts()))
+                self.send(wire.Pong(self._server.service.load(), self._server.counts()))
+            case wire.Ask():
+                self._server.answer(self, message)
+            case wire.Unreadable(request_id, parameters):
+                error = ReplicaUnavailableError(f"this replica does not know {', '.join(parameters)}")
+                self.send(wire.Rejected(request_id, error, self._server.service.load()))
+            case wire.Unknown():
+                logger.debug("passing over a message of a later release")
             case _:
                 raise WireError(f"a replica takes no {type(message).__name__}")
 
     def _greet(self, token: str, version: int) -> None:
         if not self._server.admits(token):
             raise AuthenticationError("wrong cluster token")
-        if version != wire.PROTOCOL_VERSION:
+        if version < wire.PROTOCOL_VERSION:  # a later one knows how to speak to this one
             raise WireError(f"protocol version {version}, this replica speaks {wire.PROTOCOL_VERSION}")
         self._trusted = True
         self._deadline.cancel()
         self._frames.limit = wire.MAX_FRAME_BYTES
-        self._send(wire.HelloAck(self._server.service.info, self._server.service.load()))
+        self.send(wire.HelloAck(self._server.service.info, self._server.service.load()))
         if self._server.draining:
             self.tell_that_it_drains()
 
@@ -246,16 +277,16 @@ class _Connection(asyncio.Protocol):
                 raise InvalidRequestError(f"request {request.request_id} is already running", param="request_id")
             service.submit(request)
         except WarmrootError as error:
-            self._send(wire.Rejected(request.request_id, error, service.load()))
+            self.send(wire.Rejected(request.request_id, error, service.load()))
         except Exception as error:
             logger.exception("submitting %s failed", request.request_id)
             fault = EngineError(f"{type(error).__name__}: {error}")
-            self._send(wire.Rejected(request.request_id, fault, service.load()))
+            self.send(wire.Rejected(request.request_id, fault, service.load()))
         else:
             self.requests.add(request.request_id)
             self._server.owners[request.request_id] = self
-            self._send(wire.Accepted(request.request_id, service.load()))
+            self.send(wire.Accepted(request.request_id, service.load()))
 
-    def _send(self, message: wire.Message) -> None:
+    def send(self, message: wire.Message) -> None:
         if not self._transport.is_closing():
             self._transport.write(wire.encode(message))

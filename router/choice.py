@@ -87,6 +87,7 @@ class ChoiceWriter:
             embedding=delta.embedding,
             replica=delta.replica,
             report=delta.report,
+            weights_version=delta.weights_version,
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=self._num_tokens,
         )

@@ -28,6 +28,8 @@ from .waiting_line import Claim, WaitingLine
 from .work import WorkMeter
 
 HISTORY = 1024
+OTHER_WEIGHTS_S = 1e8
+"""What it costs to go on with weights that a sequence has not begun with."""
 MIN_DECODE_SAMPLE = 16
 """Tokens of an output from which the decode rate is learned."""
 UNFIT_S = 1e9
@@ -239,7 +241,9 @@ class RoutingCore:
         """What the policy chooses from now, and its choice; nothing is reserved."""
         candidates, unfit = self.candidates(request), self.fleet.unfit(request)
         ranking = self.policy.choose(request, candidates)
-        return candidates, ranking if unfit is None else ranking.dearer(unfit, UNFIT_S)
+        others = self.fleet.with_other_weights(request)
+        ranking = ranking if unfit is None else ranking.dearer(unfit, UNFIT_S)
+        return candidates, ranking if others is None else ranking.dearer(others, OTHER_WEIGHTS_S)
 
     def candidates(self, request: RoutingRequest) -> Candidates:
         """What the policy would choose from now."""

@@ -239,7 +239,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
-            question = question_of(journey.request(), self._wall() - self._clock())
+            question = replace(question_of(journey.request(), self._wall() - self._clock()), weights=journey.weights)
             if journey.is_suspect:
                 question = await self._kept_apart(question)
             ticket = await self._submit(question, moved=journey.num_moves > 0)
@@ -338,6 +338,7 @@ class Dispatcher:
             if claimed and ticket.replica == chosen:
                 self._correct(ticket, claimed, first.cached_tokens)
             self._listen(ticket, first.cached_tokens)
+            journey.begins_on(cast(Member, ticket.member).info)
             if journey.has_begun:
                 self._recomputed_tokens += question.prompt_tokens - (first.cached_tokens or 0)
             return _Leg(question, ticket, stream, ticket.reported(first))

@@ -176,6 +176,13 @@ class Fleet:
                 unfit[place] = True
         return unfit if unfit.any() and not unfit.all() else None
 
+    def with_other_weights(self, request: RoutingRequest) -> "NDArray[np.bool_] | None":
+        """Those whose weights are not what a request has begun with. None: all alike, or it has not begun."""
+        if request.weights is None:
+            return None
+        others = np.array([member.info.weights != request.weights for member in self._members], dtype=np.bool_)
+        return others if others.any() and not others.all() else None
+
     def _write_load(self, place: int, load: Load) -> None:
         usage = load.kv_usage
         self._table[_LOAD, place] = (load.running, load.waiting, load.waiting_tokens, usage, load.max_num_seqs)

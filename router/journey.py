@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..cluster.errors import PoisonRequestError, ReplicaLostError
 from ..cluster.ids import ReplicaId, RequestId
-from ..cluster.messages import GenerateRequest, TokenDelta
+from ..cluster.messages import GenerateRequest, ReplicaInfo, TokenDelta, WeightsIdentity
 
 MAX_LOSSES = 3
 
@@ -26,6 +26,9 @@ class Journey:
         self._replica: ReplicaId | None = None
         self._stamped = False
         self._has_begun = False
+        self._info: ReplicaInfo | None = None
+        self._version = ""
+        """Of the weights that the latest tokens came from; empty: not told."""
         self.num_moves = 0
         """Replicas that had accepted it and are lost to it."""
         self.num_losses = 0
@@ -58,11 +61,24 @@ class Journey:
         """The next deltas are that replica's."""
         self._replica, self._stamped = replica, False
 
+    def begins_on(self, info: ReplicaInfo) -> None:
+        """That replica gives deltas of it."""
+        self._info = info
+
+    @property
+    def weights(self) -> WeightsIdentity | None:
+        """Those that its latest tokens came from; None before any."""
+        if self._info is None or not self._has_begun:
+            return None
+        version, weights_format, kv_format = self._info.weights
+        return self._version or version, weights_format, kv_format
+
     def take(self, delta: TokenDelta) -> TokenDelta | None:
         """A delta as the consumer is to see it, without what was delivered before; None: there is nothing left of it.
 
         Raises ReplicaLostError when tokens are missing before it.
         """
+        self._version = delta.weights_version or self._version
         repeated = len(self._output) - delta.index
         if repeated:
             delta = self._without(delta, repeated)
@@ -102,4 +118,5 @@ class Journey:
         if not self._has_begun:
             self._has_begun = True
             return replace(delta, replica=self._replica)
-        return replace(delta, replica=self._replica, cached_tokens=None, prompt_logprobs=None, report=None)
+        told = {"replica": self._replica, "weights_version": self._version or None}
+        return replace(delta, **told, cached_tokens=None, prompt_logprobs=None, report=None)

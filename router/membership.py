@@ -61,6 +61,10 @@ class ReplicaClient(Protocol):
         """Disconnect for good."""
         ...
 
+    async def ask(self, what: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Have it do something besides generating; raises a WarmrootError when it does not."""
+        ...
+
     async def submit(self, request: GenerateRequest) -> ReplicaStream:
         """Its deltas, once it is accepted; raises a WarmrootError when it is not."""
         ...
@@ -145,6 +149,10 @@ class Membership:
             self._ready = [member for member in self._members.values() if member.state is ReplicaState.READY]
         return self._ready
 
+    def leased(self) -> list[Member]:
+        """Who is announced, whether it can be reached or not."""
+        return [member for member in self._members.values() if member.leased]
+
     async def wait_ready(self, timeout_s: float) -> Sequence[Member]:
         """``ready()``, after waiting up to ``timeout_s`` for the first."""
         loop = asyncio.get_running_loop()
@@ -194,6 +202,8 @@ class Membership:
             if member is None or (member.info.epoch, member.info.address) != (info.epoch, info.address):
                 self._join(info, kind)
                 continue
+            if member.info.kv_namespace != info.kv_namespace:  # what knows the replica by it must learn it anew
+                member = self._members[replica] = replace(member, info=info)
             member.info = info
             if member.rates.kind is not kind and not member.rates.kind.has_learned:
                 self._members[replica] = replace(member, rates=ReplicaRates(kind))

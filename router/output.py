@@ -1,5 +1,6 @@
 """What a request gives back, as text: piece by piece, or whole."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -44,6 +45,8 @@ class OutputDelta:
     """Where the time before the first token went, on the first delta."""
     embedding: bytes | None = None
     """In place of an output, where it is asked for: float32, little-endian."""
+    weights_version: str | None = None
+    """Which weights it came from, on the first delta and whenever they have changed."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     """Of this choice so far."""
@@ -82,6 +85,13 @@ class RequestOutput:
     """Prompt tokens whose KV the first choice found."""
     num_output_tokens: int
     """Of all choices that were generated, with ``best_of`` the dropped ones too."""
+    weights_versions: tuple[str, ...] = ()
+    """Weights that its tokens came from, in the order in which they were used: several where they have changed."""
+
+    @property
+    def first_weights(self) -> str | None:
+        """The version of the weights that it began with."""
+        return self.weights_versions[0] if self.weights_versions else None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -120,7 +130,13 @@ class OutputCollector:
             replica=first.replica,
             cached_tokens=first.cached_tokens or 0,
             num_output_tokens=sum(deltas[-1].num_output_tokens for deltas in self._deltas),
+            weights_versions=distinct(delta.weights_version for deltas in self._deltas for delta in deltas),
         )
+
+
+def distinct(versions: Iterable[str | None]) -> tuple[str, ...]:
+    """Each of them once, in their order."""
+    return tuple(dict.fromkeys(filter(None, versions)))
 
 
 def _completion(deltas: list[OutputDelta]) -> Completion:

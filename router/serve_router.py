@@ -155,7 +155,7 @@ class WarmrootRequestRouter(RequestRouter):
         kinds = self._kinds.of(infos)
         for info in infos:
             known = self._known.get(info.replica)
-            if known is None or known.info.epoch != info.epoch:
+            if known is None or (known.info.epoch, known.info.kv_namespace) != (info.epoch, info.kv_namespace):
                 self._index.drop(info.replica, before=info.epoch)
                 self._known[info.replica] = ServedReplica(info, ReplicaRates(kinds[info.replica]), Load())
 

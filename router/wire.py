@@ -4,33 +4,52 @@ The array is ``[kind, field, ...]``; a delta is an array too, with empty fields 
 decode raises WireError, which names the fault; the connection is then closed.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 
 from ..cluster import errors
-from ..cluster.engine_counts import EngineCounts
 from ..cluster.errors import OverloadedError, ServerError, WarmrootError
 from ..cluster.ids import RequestId
 from ..cluster.messages import (
     FinishReason,
     GenerateRequest,
-    Load,
-    ReplicaInfo,
     TokenDelta,
     TokenLogprob,
 )
 from ..cluster.sampling_params import SamplingParams
 from ..kv_store.announcements import info_from_wire, info_to_wire
 from ..kv_store.hashing import pack_tokens, unpack_tokens
+from .channel_messages import (
+    PROTOCOL_VERSION as PROTOCOL_VERSION,
+)
+from .channel_messages import (
+    Abort,
+    Accepted,
+    Answer,
+    Ask,
+    Deltas,
+    Draining,
+    Failure,
+    FromLater,
+    Hello,
+    HelloAck,
+    Message,
+    Ping,
+    Pong,
+    Rejected,
+    Submit,
+    Unknown,
+    Unreadable,
+)
 from .load_wire import counts_from_wire, counts_to_wire, load_from_wire, load_to_wire, report_from_wire
 
-PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_HELLO_BYTES = 4096
 """Limit on a frame of a peer that has not shown the token yet."""
 _LENGTH_BYTES = 4
+_PARAMETERS = frozenset(spec.name for spec in fields(SamplingParams))
 _T = TypeVar("_T")
 
 
@@ -38,89 +57,6 @@ class WireError(ServerError):
     """The peer sent something that is no message."""
 
     code = "wire_error"
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """First word of an ingress. ``token`` is the cluster's shared secret."""
-
-    token: str
-    version: int = PROTOCOL_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class HelloAck:
-    """First word of a replica, once the token proved right."""
-
-    info: ReplicaInfo
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Generate this."""
-
-    request: GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """The client left."""
-
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Deltas of that request will follow."""
-
-    request_id: RequestId
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """No delta of that request will follow."""
-
-    request_id: RequestId
-    error: WarmrootError
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class Deltas:
-    """News of all the connection's requests after one engine step."""
-
-    deltas: list[TokenDelta]
-    load: Load
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Are you there?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """I am, and this busy; and so much was done since the start."""
-
-    load: Load
-    counts: EngineCounts = field(default_factory=EngineCounts)
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """The replica takes no more requests over this connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why the sender closes the connection."""
-
-    error: WarmrootError
-
-
-Message = Hello | HelloAck | Submit | Abort | Accepted | Rejected | Deltas | Ping | Pong | Failure | Draining
 
 
 def encode(message: Message) -> bytes:
@@ -131,7 +67,7 @@ def encode(message: Message) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-def decode(body: bytes) -> Message:
+def decode(body: bytes) -> Message | FromLater:
     """Inverse of ``encode``, without the length. Raises WireError."""
     try:
         wire = msgpack.unpackb(body, strict_map_key=False)
@@ -179,6 +115,8 @@ _KINDS: tuple[type[Message], ...] = (
     Pong,
     Failure,
     Draining,
+    Ask,
+    Answer,
 )
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
@@ -206,34 +144,53 @@ def _to_wire(message: Message) -> list[Any]:
             return [kind, load_to_wire(load), counts_to_wire(counts)]
         case Failure(error):
             return [kind, _error_to_wire(error)]
+        case Ask(number, what, arguments):
+            return [kind, number, what, arguments]
+        case Answer(number, result, error):
+            return [kind, number, result, None if error is None else _error_to_wire(error)]
 
 
-def _from_wire(wire: list[Any]) -> Message:
-    kind, *fields = wire
-    if type(kind) is not int or not 0 <= kind < len(_KINDS):
-        raise WireError(f"unknown kind of message: {kind!r:.40}")
-    match _KINDS[kind].__name__, fields:
-        case "Deltas", [list(deltas), load]:
+def _from_wire(wire: list[Any]) -> Message | FromLater:
+    kind, *rest = wire
+    if type(kind) is not int or kind < 0:
+        raise WireError(f"no kind of message: {kind!r:.40}")
+    return _known_from_wire(kind, rest) if kind < len(_KINDS) else Unknown()
+
+
+def _known_from_wire(kind: int, rest: list[Any]) -> Message | FromLater:
+    match _KINDS[kind].__name__, rest:
+        case "Deltas", [list(deltas), load, *_]:
             return Deltas([_delta_from_wire(delta) for delta in cast("list[list[Any]]", deltas)], load_from_wire(load))
-        case "Hello", [str(token), int(version)]:
+        case "Hello", [str(token), int(version), *_]:
             return Hello(token, version)
-        case "HelloAck", [dict(info), load]:
+        case "HelloAck", [dict(info), load, *_]:
             return HelloAck(info_from_wire(cast("dict[str, Any]", info)), load_from_wire(load))
         case "Submit", [*request]:
-            return Submit(_request_from_wire(request))
-        case "Abort", [str(request_id)]:
+            return _submit_from_wire(request)
+        case "Abort", [str(request_id), *_]:
             return Abort(RequestId(request_id))
-        case "Accepted", [str(request_id), load]:
+        case "Accepted", [str(request_id), load, *_]:
             return Accepted(RequestId(request_id), load_from_wire(load))
-        case "Rejected", [str(request_id), error, load]:
+        case "Rejected", [str(request_id), error, load, *_]:
             return Rejected(RequestId(request_id), _error_from_wire(error), load_from_wire(load))
-        case ("Ping" | "Draining") as name, []:
+        case ("Ping" | "Draining") as name, [*_]:
             return Ping() if name == "Ping" else Draining()
-        case "Pong", [load, [*counts]]:
+        case "Pong", [load, [*counts], *_]:
             return Pong(load_from_wire(load), counts_from_wire(counts))
-        case "Failure", [error]:
+        case "Failure", [error, *_]:
             return Failure(_error_from_wire(error))
         case name, _:
+            return _aside_from_wire(name, rest)
+
+
+def _aside_from_wire(name: str, rest: list[Any]) -> Message:
+    """What is not about generating."""
+    match name, rest:
+        case "Ask", [int(number), str(what), dict(arguments), *_]:
+            return Ask(number, what, cast("dict[str, Any]", arguments))
+        case "Answer", [int(number), dict(result), error, *_]:
+            return Answer(number, cast("dict[str, Any]", result), None if error is None else _error_from_wire(error))
+        case _:
             raise WireError(f"{name} has wrong fields")
 
 
@@ -254,8 +211,15 @@ def _request_to_wire(request: GenerateRequest) -> list[Any]:
     ]
 
 
+def _submit_from_wire(wire: list[Any]) -> Submit | Unreadable:
+    unknown = set(cast("dict[str, Any]", _typed(wire[2], dict))) - _PARAMETERS
+    if unknown:
+        return Unreadable(RequestId(_typed(wire[0], str)), tuple(sorted(unknown)))
+    return Submit(_request_from_wire(wire))
+
+
 def _request_from_wire(wire: list[Any]) -> GenerateRequest:
-    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age, trace = wire
+    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age, trace, *_ = wire
     return GenerateRequest(
         request_id=RequestId(_typed(request_id, str)),
         prompt_token_ids=_unpack_tokens(prompt),
@@ -292,6 +256,7 @@ def _delta_to_wire(delta: TokenDelta) -> list[Any]:
         delta.prompt_logprobs and [logprob and _logprob_to_wire(logprob) for logprob in delta.prompt_logprobs],
         delta.report and [delta.report.queue_s, delta.report.prefill_s],
         delta.embedding,
+        delta.weights_version,
     ]
     while wire[-1] is None:
         wire.pop()
@@ -303,11 +268,11 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         return TokenDelta(
             request_id=RequestId(_typed(wire[0], str)), index=_typed(wire[1], int), token_ids=_typed(wire[2], list)
         )
-    if not 3 < len(wire) <= 11:
+    if len(wire) < 3:
         raise WireError(f"a delta of {len(wire)} fields")
-    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs, report, embedding = (
-        *wire,
-        *(None,) * (11 - len(wire)),
+    request_id, index, token_ids, finish, stop, cached, error, logprobs, prompt_logprobs, report, embedding, version = (
+        *wire[:12],
+        *(None,) * (12 - len(wire)),
     )
     return TokenDelta(
         request_id=RequestId(_typed(request_id, str)),
@@ -323,6 +288,7 @@ def _delta_from_wire(wire: list[Any]) -> TokenDelta:
         else [None if logprob is None else _logprob_from_wire(logprob) for logprob in prompt_logprobs],
         report=None if report is None else report_from_wire(*report),
         embedding=None if embedding is None else _typed(embedding, bytes),
+        weights_version=None if version is None else _typed(version, str),
     )
 
 

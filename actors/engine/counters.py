@@ -1,9 +1,11 @@
-"""What an engine counts of its steps."""
+"""What an engine counts of its steps, and how busy it is."""
 
 from ...cluster.engine_counts import STEP_TOKENS, EngineCounts
 from ...cluster.histogram import Histogram
+from ...cluster.messages import Load
 from ...kv_store.prefix_cache import PrefixCache
 from .scheduler import Scheduler
+from .speculation import DraftCounts
 
 
 class Counters:
@@ -30,3 +32,21 @@ class Counters:
             evicted_blocks=cache.num_evicted,
             cached_blocks=cache.pool.num_idle,
         )
+
+
+def load_of(scheduler: Scheduler, drafts: DraftCounts | None, max_num_seqs: int) -> Load:
+    """What the router needs to know; ``drafts``: of an engine that drafts."""
+    running, waiting, pool = scheduler.running, scheduler.waiting, scheduler.cache.pool
+    drafts = drafts or DraftCounts()
+    missing = (len(request.tokens) - request.num_computed for request in running)
+    return Load(
+        running=len(running),
+        waiting=len(waiting),
+        waiting_tokens=waiting.num_tokens + sum(tokens for tokens in missing if tokens > 1),
+        kv_used_blocks=pool.num_used,
+        kv_total_blocks=pool.num_blocks - 1,
+        max_num_seqs=max_num_seqs,
+        num_drafts=drafts.drafts,
+        num_draft_tokens=drafts.draft_tokens,
+        accepted_by_place=tuple(drafts.accepted_by_place),
+    )

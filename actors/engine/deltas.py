@@ -1,6 +1,7 @@
 """Deltas that no step brings, and what a first delta tells of the time before it."""
 
 from ...cluster.messages import FinishReason, FirstTokenReport, TokenDelta
+from .plan import SequenceResult
 from .request import Request
 
 
@@ -28,3 +29,10 @@ def last_delta(
 def report(request: Request, now: float) -> FirstTokenReport:
     """Of a request whose first token came ``now``, by the engine's clock."""
     return FirstTokenReport(queue_s=request.started_at - request.queued_at, prefill_s=now - request.started_at)
+
+
+def without_token(answer: SequenceResult | None) -> tuple[tuple[FinishReason, None], str]:
+    """Why a sequence ends that was to get a token: (finish reason and stop token, error)."""
+    if answer is not None and answer.error is not None:
+        return (FinishReason.REFUSED, None), answer.error
+    return (FinishReason.ERROR, None), "the step sampled no token"

@@ -11,29 +11,24 @@ from dataclasses import dataclass
 
 from ...cluster.drain_rate import DrainRate
 from ...cluster.engine_counts import EngineCounts
-from ...cluster.errors import (
-    ContextTooLongError,
-    EngineError,
-    InvalidRequestError,
-    OverloadedError,
-    ReplicaUnavailableError,
-)
+from ...cluster.errors import EngineError, InvalidRequestError, OverloadedError
 from ...cluster.ids import BlockHash, RequestId
 from ...cluster.messages import FinishReason, GenerateRequest, Load, TokenDelta
 from ...kv_store.events import BlocksStored, KvEvent
 from ...kv_store.hashing import salted
 from ...kv_store.prefix_cache import PrefixCache
 from .config import EngineConfig
-from .counters import Counters
+from .counters import Counters, load_of
 from .deadlines import Deadlines
-from .deltas import last_delta, report, too_late
+from .deltas import last_delta, report, too_late, without_token
 from .draft_length import StepShape
 from .draft_tree import NO_DRAFT
+from .entry import check_request, excess_tokens
 from .executor import Executor
 from .plan import SequenceResult, StepPlan, StepResult
 from .request import Request, Status
 from .scheduler import Scheduler
-from .speculation import DraftCounts, Speculator
+from .speculation import Speculator
 from .throughput import Throughput
 
 MIN_RETRY_S = 0.1
@@ -51,12 +46,15 @@ class Engine:
         clock: Callable[[], float],
         namespace: BlockHash,
         wall: Callable[[], float] = time.time,
+        weights_version: str = "",
     ) -> None:
         """``clock`` gives seconds, monotonic; ``namespace`` is the root of the block hashes without a tenant's salt;
-        ``wall`` is the clock of deadlines.
+        ``wall`` is the clock of deadlines. ``weights_version``: what deltas are said to come from.
         """
         self.config = config
         self.namespace = namespace
+        self.weights_version = weights_version
+        """Of the weights that the latest result came from."""
         self.cache = PrefixCache(
             executor.layout,
             executor.num_blocks,
@@ -84,11 +82,17 @@ class Engine:
         self._num_steps = 0
         self._counters = Counters()
         self._failure: str | None = None
+        self._adopts = ""
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._requests or self._pending)
+        return bool(self._requests or self._pending or self._adopts or self._in_flight)
+
+    @property
+    def num_begun(self) -> int:
+        """Requests for which something has been computed, waiting ones that were preempted among them."""
+        return sum(request.has_begun for request in self._requests.values() if request.status is not Status.FINISHED)
 
     def __contains__(self, request_id: RequestId) -> bool:
         """Whether a request waits, runs, or is still in flight after its end."""
@@ -106,7 +110,9 @@ class Engine:
         engine has failed.
         """
         self._check_alive()
-        self._validate(source)
+        if source.request_id in self._requests:
+            raise InvalidRequestError(f"request {source.request_id} is running already", param="request_id")
+        check_request(source, self.config.vocab_size, self.max_tokens)
         now = self._clock()
         order = (now - source.age + source.priority * self.config.priority_age_s, self._num_added + 1)
         try:
@@ -129,15 +135,8 @@ class Engine:
 
     def _check_room(self, request: Request) -> None:
         """Raise OverloadedError when what waits is too much, by number or by tokens; one request always may."""
-        waiting, limits = self.scheduler.waiting, self.config
-        if not len(waiting):
-            return
-        excess = 0.0
-        if limits.max_num_queued_tokens is not None:
-            excess = waiting.num_tokens + min(waiting.measure(request), limits.max_num_queued_tokens)
-            excess -= limits.max_num_queued_tokens
-        if len(waiting) >= limits.max_num_queued_reqs:
-            excess = max(excess, next(iter(waiting)).uncached, 1)
+        waiting = self.scheduler.waiting
+        excess = excess_tokens(request, waiting, self.config)
         if excess > 0:
             wait_s = self._wait_s(excess)
             waits = f"{len(waiting)} requests are waiting already, with {waiting.num_tokens} tokens"
@@ -147,25 +146,6 @@ class Engine:
         """Seconds until so many tokens have left the queue."""
         guess = self._throughput.per_s or self.config.prefill_tokens_per_s or tokens / UNKNOWN_RETRY_S
         return max(MIN_RETRY_S, tokens / self._drain.per_s(guess, self._clock()))
-
-    def _validate(self, source: GenerateRequest) -> None:
-        prompt, vocab = source.prompt_token_ids, self.config.vocab_size
-        if source.request_id in self._requests:
-            raise InvalidRequestError(f"request {source.request_id} is running already", param="request_id")
-        if not prompt:
-            raise InvalidRequestError("prompt must have at least one token", param="prompt")
-        if vocab is not None and not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise InvalidRequestError(f"prompt has a token id outside 0..{vocab - 1}", param="prompt")
-        room_for_output = 0 if source.params.max_tokens == 0 else 1
-        if len(prompt) + room_for_output > self.max_tokens:
-            raise ContextTooLongError(
-                f"the context is {self.max_tokens} tokens, but the prompt has {len(prompt)}", param="prompt"
-            )
-        whole = len(prompt) + (source.params.max_tokens or 0)
-        if source.age and whole > self.max_tokens:  # it was promised as much where it comes from
-            raise ReplicaUnavailableError(
-                f"the request may need a context of {whole} tokens, and here it has room for {self.max_tokens}"
-            )
 
     def abort(self, request_id: RequestId) -> None:
         """Forget a request and free all it holds; no delta follows. Unknown and ended ones are ignored."""
@@ -193,6 +173,9 @@ class Engine:
         self._check_alive()
         if self._deadlines:
             self._expire()
+        if self._adopts:
+            self._begin_adopting()
+            return True
         scheduled = self._schedule(beside_decodes)
         if scheduled is None:
             return False
@@ -206,6 +189,13 @@ class Engine:
         self._in_flight.append(_Submitted(plan.step, now, chunks, shape))
         self._executor.submit(plan)
         return True
+
+    def _begin_adopting(self) -> None:
+        """A step for nothing else: all ranks change between the steps before and after it."""
+        self._num_steps += 1
+        adopts, self._adopts = self._adopts, ""
+        self._in_flight.append(_Submitted(self._num_steps, self._clock(), {}, None, adopts))
+        self._executor.submit(StepPlan(step=self._num_steps, adopts=adopts))
 
     def _schedule(self, beside_decodes: bool) -> tuple[StepPlan, dict[Request, int]] | None:
         """The next plan; what it takes from the waiting ones is measured."""
@@ -244,6 +234,9 @@ class Engine:
         if result.step != step:
             return self.fail(f"the result of step {result.step} came for step {step}")
         self._in_flight.popleft()
+        if submitted.adopts:
+            self.weights_version = submitted.adopts
+            return self.take_pending()
         now = self._clock()
         seconds, self._last_end = now - max(submitted.began, self._last_end), now
         num_step_tokens = sum(chunks.values())
@@ -297,7 +290,7 @@ class Engine:
         if not num_new:
             end = request.end(self.config.eos_token_ids)
             if end is None:
-                end, error = _without_token(answer)
+                end, error = without_token(answer)
         if not request.num_in_flight:
             request.num_expected = len(request.tokens)
         if end is not None:
@@ -305,7 +298,8 @@ class Engine:
             if not request.num_in_flight:
                 del self._requests[request.id]
         first = not request.reported
-        request.reported = True
+        version = None if request.told_version == self.weights_version else self.weights_version
+        request.told_version = self.weights_version
         logprobs = answer.logprobs if answer is not None else None
         prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return TokenDelta(
@@ -315,6 +309,7 @@ class Engine:
             logprobs=logprobs[:num_new] if logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             cached_tokens=request.cached_tokens if first else None,
+            weights_version=version or None,
             finish_reason=end[0] if end is not None else None,
             stop_reason=end[1] if end is not None else None,
             error=error,
@@ -346,28 +341,42 @@ class Engine:
 
     def load(self) -> Load:
         """What the router needs to know."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        counts = DraftCounts() if self.speculator is None else self.speculator.counts
-        missing = (len(request.tokens) - request.num_computed for request in running)
-        return Load(
-            running=len(running),
-            waiting=len(waiting),
-            waiting_tokens=waiting.num_tokens + sum(tokens for tokens in missing if tokens > 1),
-            kv_used_blocks=self.cache.pool.num_used,
-            kv_total_blocks=self.cache.pool.num_blocks - 1,
-            max_num_seqs=self.config.max_num_seqs,
-            num_drafts=counts.drafts,
-            num_draft_tokens=counts.draft_tokens,
-            accepted_by_place=tuple(counts.accepted_by_place),
-        )
+        counts = None if self.speculator is None else self.speculator.counts
+        return load_of(self.scheduler, counts, self.config.max_num_seqs)
 
     def counts(self) -> EngineCounts:
         """What was done since the start."""
         return self._counters.counts(self.scheduler, self.cache)
 
     def clear_cache(self) -> None:
-        """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""
+        """Forget all cached prefixes. Running requests go on, uncached."""
         self.cache.clear()
+
+    def hold(self, held: bool) -> None:
+        """Whether requests that have not begun must wait; the others go on."""
+        self.scheduler.waiting.held = held
+
+    def abort_begun(self) -> None:
+        """End all that has begun; what it has got is told to have been aborted."""
+        for request in [request for request in self._requests.values() if request.has_begun]:
+            if request.status is not Status.FINISHED:
+                self._pending.append(last_delta(request, FinishReason.ABORT))
+                self.abort(request.id)
+
+    def adopt(self, version: str, namespace: BlockHash) -> None:
+        """Compute with the weights that the executor has prepared as ``version``, from the next step on.
+
+        What comes of it is told by ``weights_version``, once that step is done.
+        """
+        self.move_on(namespace)
+        self._adopts = version
+
+    def move_on(self, namespace: BlockHash) -> None:
+        """Nothing that is cached now is used again. Running requests go on with what they have, uncached."""
+        self.namespace = namespace
+        self.clear_cache()
+        for request in self._requests.values():
+            request.namespace = salted(namespace, request.cache_salt)
 
     def drain_events(self) -> list[KvEvent]:
         """What has entered and left the cache since the last call."""
@@ -382,16 +391,10 @@ class Engine:
             raise EngineError(self._failure)
 
 
-def _without_token(answer: SequenceResult | None) -> tuple[tuple[FinishReason, None], str]:
-    """Why a sequence ends that was to get a token: (finish reason and stop token, error)."""
-    if answer is not None and answer.error is not None:
-        return (FinishReason.REFUSED, None), answer.error
-    return (FinishReason.ERROR, None), "the step sampled no token"
-
-
 @dataclass(frozen=True, slots=True)
 class _Submitted:
     step: int
     began: float
     chunks: dict[Request, int]
     shape: StepShape | None
+    adopts: str = ""

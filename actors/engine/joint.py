@@ -42,43 +42,63 @@ class GroupedExecutor(Executor, Protocol):
 
 
 def start_engines(
-    executor: Executor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+    executor: Executor,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    namespace: BlockHash,
+    weights_version: str = "",
 ) -> "Engine | JointEngine":
     """What serves requests with all groups of an executor, for a ``LocalEngine``. The limits are each group's.
 
     An executor that is no ``GroupedExecutor`` is one group.
     """
     if isinstance(executor, GroupedExecutor) and executor.num_groups > 1:
-        return JointEngine(executor, config, clock, namespace)
-    return Engine(executor, config, clock, namespace)
+        return JointEngine(executor, config, clock, namespace, weights_version)
+    return Engine(executor, config, clock, namespace, weights_version=weights_version)
 
 
 class JointEngine:
     """An ``Engine`` for each group behind what looks like one. Not thread-safe."""
 
     def __init__(
-        self, executor: GroupedExecutor, config: EngineConfig, clock: Callable[[], float], namespace: BlockHash
+        self,
+        executor: GroupedExecutor,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        namespace: BlockHash,
+        weights_version: str = "",
     ) -> None:
         """As ``Engine``."""
         self.config = config
         self.namespace = namespace
         self._executor = executor
         self._lanes = [_Lane(executor) for _ in range(executor.num_groups)]
-        self.engines = [Engine(lane, config, clock, namespace) for lane in self._lanes]
+        self.engines = [Engine(lane, config, clock, namespace, weights_version=weights_version) for lane in self._lanes]
         self.max_tokens = self.engines[0].max_tokens
         """Prompt and output tokens that one sequence can have here."""
         self._union = EventUnion(executor.num_groups)
         self._owed: list[dict[RequestId, int]] = [{} for _ in self.engines]
         """By group, tokens that requests without a first token wanted computed when they came."""
-        self._in_flight: deque[tuple[int, list[tuple[Engine, int]]]] = deque()
-        """Steps, and the engines that take part in them with the number that each of them gave it."""
+        self._in_flight: deque[tuple[int, list[tuple[Engine, int]], str]] = deque()
+        """Steps, the engines that take part in them with the number that each of them gave it, and what is adopted."""
+        self._adopts = ""
         self._num_steps = 0
         self._failure: str | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return any(engine.has_work for engine in self.engines)
+        return bool(self._adopts or self._in_flight) or any(engine.has_work for engine in self.engines)
+
+    @property
+    def num_begun(self) -> int:
+        """See ``Engine``."""
+        return sum(engine.num_begun for engine in self.engines)
+
+    @property
+    def weights_version(self) -> str:
+        """See ``Engine``."""
+        return self.engines[0].weights_version
 
     @property
     def num_in_flight(self) -> int:
@@ -133,6 +153,9 @@ class JointEngine:
     def begin(self) -> bool:
         """Schedule the next step of all groups and submit it. False: nothing to run now."""
         self._check_alive()
+        if self._adopts:
+            self._begin_adopting()
+            return True
         # A step takes as long as its longest part: nobody's prefill may hold up the decodes of another group.
         decodes = any(engine.scheduler.has_decodes for engine in self.engines)
         begun = [
@@ -145,9 +168,15 @@ class JointEngine:
         self._num_steps += 1
         plans = dict(begun)
         empty = StepPlan(step=self._num_steps)
-        self._in_flight.append((self._num_steps, [(engine, plan.step) for engine, plan in begun]))
+        self._in_flight.append((self._num_steps, [(engine, plan.step) for engine, plan in begun], ""))
         self._executor.submit_all([replace(plans.get(engine, empty), step=self._num_steps) for engine in self.engines])
         return True
+
+    def _begin_adopting(self) -> None:
+        self._num_steps += 1
+        adopts, self._adopts = self._adopts, ""
+        self._in_flight.append((self._num_steps, [], adopts))
+        self._executor.submit_all([StepPlan(step=self._num_steps, adopts=adopts)] * len(self.engines))
 
     def begin_all(self) -> bool:
         """Submit as many steps as the executor makes use of. False: none is in flight."""
@@ -157,12 +186,14 @@ class JointEngine:
 
     def end(self, result: StepResult) -> list[TokenDelta]:
         """Account the oldest step in flight."""
-        step, begun = self._in_flight[0]
+        step, begun, adopts = self._in_flight[0]
         if result.error is not None:
             return self.fail(result.error)
         if result.step != step:
             return self.fail(f"the result of step {result.step} came for step {step}")
         self._in_flight.popleft()
+        for engine in self.engines if adopts else ():
+            engine.weights_version = adopts
         deltas = self.take_pending()
         for engine, number in begun:
             deltas += engine.end(replace(result, step=number))
@@ -211,9 +242,26 @@ class JointEngine:
         return together([engine.counts() for engine in self.engines])
 
     def clear_cache(self) -> None:
-        """Forget all cached prefixes, as after new weights. Running requests go on, uncached."""
+        """Forget all cached prefixes. Running requests go on, uncached."""
         for engine in self.engines:
             engine.clear_cache()
+
+    def hold(self, held: bool) -> None:
+        """See ``Engine``."""
+        for engine in self.engines:
+            engine.hold(held)
+
+    def abort_begun(self) -> None:
+        """See ``Engine``."""
+        for engine in self.engines:
+            engine.abort_begun()
+
+    def adopt(self, version: str, namespace: BlockHash) -> None:
+        """See ``Engine``."""
+        self.namespace = namespace
+        for engine in self.engines:
+            engine.move_on(namespace)
+        self._adopts = version
 
     def drain_events(self) -> list[KvEvent]:
         """What has entered the first cache and left the last one since the last call."""

@@ -67,6 +67,8 @@ class StepPlan:
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
     least_probability: float = 0.0
     """Of guesses that are worth their time in the next step, where that is known before it."""
+    adopts: str = ""
+    """Version of weights that every rank has prepared and computes with from this step on."""
 
     @property
     def num_tokens(self) -> int:

@@ -45,6 +45,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
             [_step_to_wire(step) for step in plan.sequences],
             plan.copies,
             plan.least_probability,
+            plan.adopts,
             delivery.sampled,
         ]
     )
@@ -78,7 +79,7 @@ def _unpack(data: bytes, from_wire: Callable[[list[Any]], _T]) -> _T:
 
 
 def _delivery_from_wire(wire: list[Any]) -> Delivery:
-    step, finished, new, sequences, copies, least_probability, sampled = wire
+    step, finished, new, sequences, copies, least_probability, adopts, sampled = wire
     plan = StepPlan(
         step=step,
         finished=tuple(finished),
@@ -86,6 +87,7 @@ def _delivery_from_wire(wire: list[Any]) -> Delivery:
         sequences=tuple(_step_from_wire(fields) for fields in sequences),
         copies=tuple((source, destination) for source, destination in copies),
         least_probability=least_probability,
+        adopts=adopts,
     )
     return Delivery(plan, tuple((request_id, token_ids) for request_id, token_ids in sampled))
 

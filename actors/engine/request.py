@@ -30,6 +30,7 @@ class Request:
 
     __slots__ = (
         "acceptance",
+        "cache_salt",
         "cached_tokens",
         "deadline",
         "draft",
@@ -56,12 +57,12 @@ class Request:
         "priority",
         "prompt_logprobs",
         "queued_at",
-        "reported",
         "seed",
         "started_at",
         "status",
         "tenant",
         "tokens",
+        "told_version",
         "uncached",
     )
 
@@ -75,7 +76,7 @@ class Request:
         """By the engine's clock."""
         self.queued_at = self.started_at = 0.0
         """By the engine's clock: when it came, and when its first step was planned; 0 before."""
-        self.namespace = namespace
+        self.cache_salt, self.namespace = source.cache_salt, namespace
         self.tokens = array("i", source.prompt_token_ids)
         self.tokens.extend(source.output_token_ids)
         self.num_prompt = len(source.prompt_token_ids)
@@ -105,8 +106,8 @@ class Request:
         self.num_sent_blocks = 0
         self.cached_tokens: int | None = None
         """Tokens of its prompt, and of the output that it came with, found in the cache when it first started."""
-        self.reported = False
-        """Whether a first delta has gone out."""
+        self.told_version: str | None = None
+        """The version of the weights that its last tokens were told to come from; None before the first delta."""
         wants_prompt = source.params.prompt_logprobs is not None and not source.output_token_ids
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt else None
         """Collected so far; None when not asked for or delivered already."""
@@ -142,6 +143,16 @@ class Request:
     def awaits_token(self) -> bool:
         """Whether its last token is still being sampled."""
         return self.num_expected > len(self.tokens)
+
+    @property
+    def reported(self) -> bool:
+        """Whether a first delta has gone out."""
+        return self.told_version is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something was computed for it, here or elsewhere."""
+        return self.cached_tokens is not None or self.num_output > 0
 
     @property
     def reads_cache(self) -> bool:

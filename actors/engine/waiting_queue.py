@@ -35,6 +35,8 @@ class WaitingQueue:
         self._length = 0
         self.shares = FairShares()
         """Of tenants whose requests wait or run."""
+        self.held = False
+        """Nobody starts who has not begun."""
         self.num_tokens = 0
         """Of all waiting requests, without those that were cached when they came."""
 
@@ -87,7 +89,8 @@ class WaitingQueue:
     def _warmest(self, queue: list[Request], computing: Computing) -> Request | None:
         best: Request | None = None
         depth, seen = -1, 0
-        for request in islice(queue, MAX_SCAN):
+        startable = (request for request in queue if request.has_begun) if self.held else queue
+        for request in islice(startable, MAX_SCAN):
             node = self._look_up(request)
             if best is not None and request.priority != best.priority:
                 break

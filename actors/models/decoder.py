@@ -108,6 +108,14 @@ class Decoder:
         short._fused = FusedStep.of(self.spec, short.layers, self.rotary, self._group)
         return short
 
+    def take_over(self, other: "Decoder") -> None:
+        """Compute with the weights of another decoder of the same share of the same model from now on."""
+        if other.own != self.own or (other.dtype, other.device) != (self.dtype, self.device):
+            raise ValueError("the other decoder is not of the same model")
+        self.weights_format, self.table_dtype = other.weights_format, other.table_dtype
+        self.embedding, self.layers, self.rotary = other.embedding, other.layers, other.rotary
+        self.norm, self.head, self._fused = other.norm, other.head, other._fused
+
     @property
     def sparse_mlps(self) -> dict[int, MoeMLP]:
         """Those of its layers with experts, by the layers' numbers in the model."""

@@ -50,10 +50,33 @@ def load_model(
             f"quantization: {quantization!r} is not one of {', '.join(QUANTIZATIONS)}", param="quantization"
         )
     shard = shard or Shard.whole(read_spec(path))
+    return make_decoder(
+        open_source(path), shard, dtype=dtype, device=device, quantization=quantization, progress=progress
+    )
+
+
+def open_source(path: Path) -> WeightSource:
+    """The weights of a model folder or GGUF file. Raises ModelLoadError."""
+    return GgufSource(path) if is_gguf(path) else SafetensorsSource(path, read_quantization(path))
+
+
+def make_decoder(
+    source: WeightSource,
+    shard: Shard,
+    *,
+    dtype: str,
+    device: torch.device,
+    quantization: str,
+    progress: Progress | None = None,
+    must_be_finite: bool = False,
+) -> Decoder:
+    """A rank's share of a model with the weights of ``source``. Raises as ``load_model``.
+
+    ``must_be_finite``: weights that are read as floats must all be finite.
+    """
     own = shard.own
-    source: WeightSource = GgufSource(path) if is_gguf(path) else SafetensorsSource(path, read_quantization(path))
     _check_method(source, quantization)
-    weights = Weights(source, wanted_shapes(own), progress, wanted_parts(own))
+    weights = Weights(source, wanted_shapes(own), progress, wanted_parts(own), must_be_finite=must_be_finite)
     if device.type == "cpu" and _native_linears():
         linears, activations = _packed(own, weights, dtype, quantization), torch.float32
     else:

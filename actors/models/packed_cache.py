@@ -38,7 +38,12 @@ def cache_dir() -> Path:
 
 
 def load_packed(weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:
-    """The packed linears of a checkpoint: from the cache, or packed now and kept there if that can be done."""
+    """The packed linears of a checkpoint: from the cache, or packed now and kept there if that can be done.
+
+    Weights that lie in no files are packed in memory.
+    """
+    if not weights.source.files:
+        return _in_memory(weights, own, packing)
     path = _path(weights.source, own, packing)
     linears = _open(path) or _pack(path, weights, own, packing)
     weights.skip(EMBEDDING)
@@ -56,7 +61,11 @@ def _pack(path: Path, weights: Weights, own: RankLayout, packing: Packing) -> Pa
             return _open(path) or _store(path, weights, own, packing)
     except OSError as error:
         logger.warning("packed weights cannot be kept in %s (%s): every start packs them again", path.parent, error)
-        return PackedLinears(packing.name, pack_table(weights, own, packing), dict(pack_linears(weights, own, packing)))
+        return _in_memory(weights, own, packing)
+
+
+def _in_memory(weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:
+    return PackedLinears(packing.name, pack_table(weights, own, packing), dict(pack_linears(weights, own, packing)))
 
 
 def _store(path: Path, weights: Weights, own: RankLayout, packing: Packing) -> PackedLinears:

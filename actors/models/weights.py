@@ -76,9 +76,15 @@ class Weights:
         wanted: Mapping[str, Shape],
         progress: Progress | None = None,
         parts: Mapping[str, Part] | None = None,
+        *,
+        must_be_finite: bool = False,
     ) -> None:
-        """``wanted`` are the shapes of whole tensors, of which ``parts`` are read (default: all)."""
+        """``wanted`` are the shapes of whole tensors, of which ``parts`` are read (default: all).
+
+        ``must_be_finite``: ``take`` raises ModelLoadError for a tensor with an infinite value or one that is no number.
+        """
         self._source = source
+        self._must_be_finite = must_be_finite
         self._parts = parts or {}
         self._shapes = {name: self._held(name, shape) for name, shape in wanted.items()}
         self._progress = progress
@@ -104,6 +110,8 @@ class Weights:
     def take(self, name: str) -> torch.Tensor:
         """A wanted tensor, or the part of it, in the dtype it is stored in (float32 if quantised)."""
         tensor = self._source.read(name, self._parts.get(name))
+        if self._must_be_finite and not tensor.isfinite().all():
+            raise ModelLoadError(f"{self._source.where(name)}: tensor {name} has values that are not finite")
         self.skip(name)
         return tensor
 

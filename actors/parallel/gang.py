@@ -11,6 +11,7 @@ from ...cluster.errors import RankLostError
 from ...cluster.expert_balance import ExpertBalance
 from ...cluster.kv_layout import KvLayout
 from ...cluster.messages import RankInfo
+from ...cluster.weights_update import NewWeights
 from ..engine.plan import StepPlan, StepResult
 from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .plan_sender import PlanSender
@@ -45,6 +46,17 @@ class Crew(Protocol):
 
     def times(self) -> list[RankTimes]:
         """Of all ranks, in order. Raises RankLostError."""
+        ...
+
+    def prepare(self, new: NewWeights) -> str:
+        """Have every rank load its part of other weights; returns their form.
+
+        Raises what a rank raised, RankLostError.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Have every rank drop what it prepared. Raises RankLostError."""
         ...
 
     def kill(self) -> None:
@@ -129,6 +141,14 @@ class GangExecutor:
         """Let the ranks go, and return when their processes have ended. Idempotent."""
         self._sender.close()
         self._crew.end()
+
+    def prepare(self, new: NewWeights) -> str:
+        """See ``Crew``. While steps run."""
+        return self._crew.prepare(new)
+
+    def discard(self) -> None:
+        """See ``Crew``."""
+        self._crew.discard()
 
     def times(self) -> list[RankTimes]:
         """What the ranks spend their time on. Raises RankLostError."""

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -17,11 +18,12 @@ from ..layers.moe_balance import ExpertBalancer
 from ..models.available import kernels_on
 from ..models.decoder import Decoder
 from ..models.loader import load_model
-from ..models.weights import Progress
+from ..models.weights import Progress, WeightSource
 from ..runner.guides import Guides
 from ..runner.load import kv_memory_for
 from ..runner.load_drafter import draft_page_bytes
 from ..runner.memory import page_bytes
+from ..runner.next_weights import NextWeights
 from ..runner.runner import ModelRunner
 from ..runner.threads import use_threads
 from .collectives import Collectives
@@ -32,7 +34,7 @@ from .plan_receiver import PlanReceiver
 from .rank_drafts import RankDrafts, load_draft
 from .rendezvous import join_store, serve_store
 from .shard import Shard
-from .stage import PipelineStage
+from .stage import PipelineStage, StageDecoder
 
 OnLost = Callable[[RankLostError], None]
 
@@ -179,7 +181,8 @@ class Rank:
         if draft is not None:
             self._kv_bytes += num_blocks * draft_page_bytes(draft.spec, decoder.spec, layout, kv_dtype)
         drafts = self._drafts = RankDrafts(config, shard, decoder)
-        return ModelRunner(
+        self._next = NextWeights(decoder, shard, dtype=config.dtype, quantization=config.quantization)
+        runner = ModelRunner(
             decoder,
             layout,
             num_blocks,
@@ -190,6 +193,24 @@ class Rank:
             acceptance_threshold=None if config.speculation is None else config.speculation.acceptance_threshold,
             guides=_guides(config, decoder) if shard.own.samples else None,
         )
+        runner.renew_with(self._next, lambda: self._balance_anew(shard))
+        return runner
+
+    def prepare(self, version: str, source: WeightSource | Path) -> str:
+        """Load this rank's part of other weights beside its own; see ``NextWeights``. While the rank runs."""
+        return self._next.prepare(version, source)
+
+    def discard(self) -> None:
+        """Drop what was prepared."""
+        self._next.discard()
+
+    def _balance_anew(self, shard: Shard) -> None:
+        """New weights have their experts where all had them at the start."""
+        self._balancer = _balancer(self._stage.decoder, shard.groups.ep, self._config.expert_balance_steps)
+
+    def _after_step(self) -> None:
+        if self._balancer is not None:
+            self._balancer.after_step()
 
     def _idle(self) -> None:
         """A step that computes nothing here."""
@@ -217,7 +238,7 @@ class Rank:
             self._stage.expect,
             samples=topology.samples(self._rank),
             idle=self._idle if topology.exchanges_tokens else None,
-            after_step=None if self._balancer is None else self._balancer.after_step,
+            after_step=None if self._balancer is None else self._after_step,
         )
         try:
             self._loop.run()
@@ -253,7 +274,7 @@ def _guides(config: GangConfig, decoder: Decoder) -> Guides:
     return Guides(lambda: Tokenizer.from_path(source), spec.vocab_size, spec.eos_token_ids, decoder.device)
 
 
-def _balancer(decoder: Decoder, ep: Collectives, period: int) -> ExpertBalancer | None:
+def _balancer(decoder: StageDecoder, ep: Collectives, period: int) -> ExpertBalancer | None:
     """None where there is nothing to balance."""
     layers = decoder.sparse_mlps
     return ExpertBalancer(layers, ep, period=period) if layers and ep.size > 1 and period else None

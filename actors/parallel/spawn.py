@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
-from ...cluster.errors import EngineError, RankLostError, WarmrootError
+from ...cluster.errors import ConfigError, EngineError, RankLostError, WarmrootError
+from ...cluster.weights_update import NewWeights
+from ..models.source import resolve_model
 from .gang import Progress
 from .gang_config import GangConfig, Meeting, RankReport, RankTimes, StoreAddress
 from .rank import Rank
@@ -26,6 +28,7 @@ from .rank import Rank
 ADDRESS = "127.0.0.1"
 _GRACE_S = 5.0
 _TERM_S = 2.0
+_TIMES, _DISCARD = "times", "discard"
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class RankProcesses:
         """Start the processes. With ``cuda`` each rank has the GPU of its number. ``environment`` adds variables."""
         self.config = config
         self._ended = False
+        self._asking = threading.Lock()
         threads = str(config.threads_per_rank)
         variables = {
             **os.environ,
@@ -84,10 +88,27 @@ class RankProcesses:
 
     def times(self) -> list[RankTimes]:
         """See ``Crew``."""
-        end = time.monotonic() + self.config.step_s
-        for child in self._children:
-            child.tell(None)
-        return [self._next([child], end)[1] for child in self._children]
+        return self._ask(_TIMES, self.config.step_s)
+
+    def prepare(self, new: NewWeights) -> str:
+        """See ``Crew``."""
+        return self._ask(new, self.config.start_s)[0]
+
+    def discard(self) -> None:
+        """See ``Crew``."""
+        self._ask(_DISCARD, self.config.step_s)
+
+    def _ask(self, question: object, within_s: float) -> list[Any]:
+        """What every rank answers. Raises the first error among the answers when all have come, RankLostError."""
+        end = time.monotonic() + within_s
+        with self._asking:
+            for child in self._children:
+                child.tell(question)
+            answers = [self._next([child], end)[1] for child in self._children]
+        for _, error in answers:
+            if error is not None:
+                raise error
+        return [answer for answer, _ in answers]
 
     def kill(self) -> None:
         """See ``Crew``."""
@@ -192,12 +213,27 @@ def _run(parent: Connection, member: Rank, is_first: bool, start_s: float) -> No
 
 
 def _serve(parent: Connection, member: Rank) -> None:
-    """Answer with times, until the connection ends: with the parent, or when it is through with this process."""
+    """Answer (what was asked for, error), until the connection ends: with the parent, or when it is through with this
+    process.
+    """
     with suppress(EOFError, OSError):
         while True:
-            parent.recv()
-            parent.send(member.times())
+            question = parent.recv()
+            try:
+                parent.send((_answer(member, question), None))
+            except WarmrootError as error:
+                parent.send((None, error))
     os._exit(1)
+
+
+def _answer(member: Rank, question: object) -> object:
+    if question == _TIMES:
+        return member.times()
+    if isinstance(question, NewWeights):
+        if question.actor:
+            raise ConfigError("tensors of an actor need ranks that are Ray actors", param="actor")
+        return member.prepare(question.version, resolve_model(question.model, question.revision))
+    return member.discard()
 
 
 def _leave(error: RankLostError) -> None:

@@ -25,9 +25,19 @@ class LayerSkip:
 
     def __init__(self, decoder: Decoder, kv: KvMemory, num_layers: int) -> None:
         """``decoder`` is the whole model, ``kv`` its pages."""
-        self._decoder = decoder.first_layers(num_layers)
+        self._whole = decoder
+        self._num_layers = num_layers
+        self._layers = decoder.layers
+        self._short = decoder.first_layers(num_layers)
         self._kv = kv
         self._decodes = EagerDecodes(self._compute, self._batch)
+
+    @property
+    def _decoder(self) -> Decoder:
+        """With the weights that the whole model has now."""
+        if self._layers is not self._whole.layers:
+            self._layers, self._short = self._whole.layers, self._whole.first_layers(self._num_layers)
+        return self._short
 
     def begin(self, table: SequenceTable, plan: StepPlan) -> None:
         """See ``DraftLayers``."""

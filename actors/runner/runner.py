@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ...cluster.errors import EngineError
 from ...cluster.ids import RequestId
 from ...cluster.kv_layout import KvLayout
 from ...cluster.messages import TokenLogprob
@@ -25,6 +26,7 @@ from .decode import DecodeBatch, EagerDecodes
 from .drafting import Drafts, HiddenReader
 from .guides import Guides
 from .logprobs import logprobs
+from .next_weights import NextWeights
 from .pooling import pooled
 from .rows import SamplingRow
 from .sampler import Sampled, Sampler
@@ -86,14 +88,20 @@ class ModelRunner:
         self._drafter = None if make_drafter is None else make_drafter(self._kv)
         self._guides = guides
         self._sequences = SequenceTable(len(layout.groups))
-        eager = EagerDecodes(self._logits, self._decode_batch)
+        self._max_num_seqs = max_num_seqs
+        self._decodes = self._make_decodes()
+        self._next_weights: NextWeights | None = None
+        self._after_adopting: Callable[[], None] = lambda: None
+        self._plans: deque[StepPlan] = deque()
+
+    def _make_decodes(self) -> EagerDecodes | DecodeGraphs:
+        decoder, eager = self.decoder, EagerDecodes(self._logits, self._decode_batch)
         # What reads lengths or counts on the host (torch's attention, quantised KV, experts), or hops, no recording can
         # repeat.
         can_record = isinstance(decoder.backend, FlashAttention) and isinstance(self.kv_dtype, torch.dtype)
         reads_hidden = isinstance(self._drafter, HiddenReader)
-        records = can_record and forward is None and spec.moe is None and not reads_hidden
-        self._decodes = self._graphs(eager, max_num_seqs) if records else eager
-        self._plans: deque[StepPlan] = deque()
+        records = can_record and self._stage is None and decoder.spec.moe is None and not reads_hidden
+        return self._graphs(eager, self._max_num_seqs) if records else eager
 
     def submit(self, plan: StepPlan) -> None:
         """Queue a step."""
@@ -113,6 +121,17 @@ class ModelRunner:
         self._plans.clear()
         self._sequences = SequenceTable(len(self.layout.groups))
 
+    def renew_with(self, next_weights: NextWeights, after: Callable[[], None] = lambda: None) -> None:
+        """Where plans find weights that they adopt; ``after`` is called when it is done."""
+        self._next_weights, self._after_adopting = next_weights, after
+
+    def _adopt(self, version: str) -> None:
+        if self._next_weights is None:
+            raise EngineError("this model takes no other weights")
+        self._next_weights.adopt(version)
+        self._decodes = self._make_decodes()  # recordings have the old weights
+        self._after_adopting()
+
     def learn(self, sampled: Iterable[tuple[RequestId, list[int]]]) -> None:
         """Before the next plan: what another rank has sampled."""
         sampled = list(sampled)
@@ -125,6 +144,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[SequenceResult]:
+        if plan.adopts:
+            self._adopt(plan.adopts)
         apply_diff(self._sequences, plan)
         self._kv.copy_blocks(plan.copies)
         if self._guides is not None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "keys": "make, list and revoke API keys in a file that a server reads",
     "chat": "chat with a running endpoint",
     "complete": "complete a prompt on a running endpoint",
+    "update-weights": "give a running model other weights, without a restart",
     "status": "show the models, replicas and load of a running endpoint",
     "top": "watch a running endpoint: figures, replicas, hot prefixes, decisions",
     "plan": "say what a model needs and how many sequences fit",

@@ -78,6 +78,16 @@ class Endpoint:
         except _NO_JSON as error:
             raise self._foreign(path) from error
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON that ``path`` answers to ``body``."""
+        with self._explained():
+            response = self._client.post(path, json=body)
+        _check(response)
+        try:
+            return response.json()
+        except _NO_JSON as error:
+            raise self._foreign(path) from error
+
     def ready(self) -> bool:
         """Whether a replica is ready."""
         with self._explained():

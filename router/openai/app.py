@@ -15,6 +15,7 @@ from ..json_lines import JsonLines
 from ..metrics import RequestMetrics
 from ..tenancy.rate_limits import KINDS
 from ..tracing import Tracing
+from ..weights_updater import WeightsUpdater
 from .cluster_state import ClusterState
 from .documentation import DocumentedApp
 from .ends import RequestEnds
@@ -31,6 +32,7 @@ from .routes_console import console_files, console_paths, console_routes
 from .routes_embeddings import embedding_routes
 from .routes_responses import response_routes
 from .routes_status import health_routes, model_routes
+from .routes_weights import weights_routes
 from .service import Service, random_id
 from .settings import ApiSettings
 from .tenancy import Tenancy
@@ -40,6 +42,7 @@ EXPOSED_HEADERS = (
     "x-request-id",
     "x-warmroot-replica",
     "x-warmroot-cached-tokens",
+    "x-warmroot-weights-version",
     "x-warmroot-routing",
     "openai-processing-ms",
     "retry-after",
@@ -58,12 +61,13 @@ def build_app(
     new_id: Callable[[], str] = random_id,
     shared_quota: QuotaStore | None = None,
     tracing: Tracing | None = None,
+    updaters: Mapping[str, WeightsUpdater] | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over ``frontends``, by served name; a name may be added while it runs.
 
     ``clock`` is the wall clock and ``monotonic`` measures durations, both in seconds. ``shared_quota``: where ingresses
-    keep the limits of keys together. ``tracing`` makes spans of requests. Raises ConfigError for a file of API keys
-    that cannot be read.
+    keep the limits of keys together. ``tracing`` makes spans of requests. ``updaters`` change models' weights, by
+    served name as ``frontends``. Raises ConfigError for a file of API keys that cannot be read.
     """
     service = Service(
         frontends=frontends,
@@ -89,6 +93,7 @@ def build_app(
         strict_content_type=False,
     )
     install_error_handlers(app)
+    app.router.routes.extend(weights_routes(service, updaters or {}).routes)
     for routes in (
         chat_routes,
         completion_routes,

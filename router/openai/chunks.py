@@ -59,6 +59,7 @@ class UsageCounter:
     prompt_tokens: int
     output_tokens: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    weights_versions: dict[str, None] = field(default_factory=dict[str, None])
 
     def count(self, arrival: Arrival) -> None:
         """Take note of one delta."""
@@ -66,10 +67,17 @@ class UsageCounter:
         self.output_tokens[prompt, delta.index] = delta.num_output_tokens
         if delta.cached_tokens is not None:
             self.cached_tokens.setdefault(prompt, delta.cached_tokens)
+        if delta.weights_version is not None:
+            self.weights_versions[delta.weights_version] = None
 
     def usage(self) -> Usage:
         """The usage so far."""
-        return Usage(self.prompt_tokens, sum(self.output_tokens.values()), sum(self.cached_tokens.values()))
+        return Usage(
+            self.prompt_tokens,
+            sum(self.output_tokens.values()),
+            sum(self.cached_tokens.values()),
+            tuple(self.weights_versions),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

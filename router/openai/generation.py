@@ -119,7 +119,8 @@ class Generation:
         except BaseException:
             await feed.aclose()
             raise
-        headers = self.headers(first[0].delta.replica, first[0].delta.cached_tokens) if first else {}
+        delta = first[0].delta if first else None
+        headers = {} if delta is None else self.headers(delta.replica, delta.cached_tokens, delta.weights_version)
         return EventStream(feed, writer, first, headers, self.request.state.request_id)
 
     async def outputs(self) -> list[RequestOutput] | None:
@@ -142,10 +143,14 @@ class Generation:
             for collector, prompt in zip(collectors, self.prompts, strict=True)
         ]
 
-    def headers(self, replica: str | None, cached_tokens: int | None) -> dict[str, str]:
+    def headers(
+        self, replica: str | None, cached_tokens: int | None, weights_version: str | None = None
+    ) -> dict[str, str]:
         """Which replica answered, how much of the prompt it had cached and, where the request asks, why it did."""
         self.request.state.record.replica = replica or ""
         headers = {"x-warmroot-replica": replica or "", "x-warmroot-cached-tokens": str(cached_tokens or 0)}
+        if weights_version is not None:
+            headers["x-warmroot-weights-version"] = weights_version
         if self.request.headers.get(EXPLAIN_HEADER, "0").lower() not in {"0", "false"}:
             for choice in self.service.cluster.explain(f"{self.engine_id}-"):
                 shown = asdict(replace(choice, candidates=choice.candidates[:_MOST_SHOWN]))

@@ -196,6 +196,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    weights_versions: tuple[str, ...] = ()
 
     def body(self) -> dict[str, Any]:
         """OpenAI's ``usage`` object."""
@@ -204,6 +205,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({"weights_versions": list(self.weights_versions)} if self.weights_versions else {}),
         }
 
 
@@ -221,6 +223,8 @@ class UsageBody(ResponseBody):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    weights_versions: list[str] | None = None
+    """Weights that the tokens came from, in the order of their use."""
 
 
 class ErrorDetail(ResponseBody):
@@ -250,7 +254,7 @@ class ModelCard(ResponseBody):
     """The model behind this name."""
     max_model_len: int
     """Tokens of prompt and output together."""
-    weights_versions: list[str] = Field(default_factory=list)
+    weights_versions: list[str] = Field(default_factory=list[str])
     """Versions of the weights that its replicas hold now: several while they change."""
 
 

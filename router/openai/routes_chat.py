@@ -81,7 +81,7 @@ def _completion(generation: Generation, output: RequestOutput, calls: ToolUse | 
         body["prompt_logprobs"] = generation.logprob_format.prompt(output.prompt_logprobs or [])
     if generation.body.return_token_ids:
         body["prompt_token_ids"] = output.prompt_token_ids
-    return json_response(body, generation.headers(output.replica, output.cached_tokens))
+    return json_response(body, generation.headers(output.replica, output.cached_tokens, output.first_weights))
 
 
 def _choice(generation: Generation, choice: Completion, calls: ToolUse | None) -> dict[str, object]:

@@ -73,7 +73,8 @@ def _completion(generation: Generation, outputs: list[RequestOutput], echo: list
         ],
         "usage": generation.usage.usage().body(),
     }
-    return json_response(body, generation.headers(outputs[0].replica, outputs[0].cached_tokens))
+    first = outputs[0]
+    return json_response(body, generation.headers(first.replica, first.cached_tokens, first.first_weights))
 
 
 def _choice(

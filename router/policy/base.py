@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.ids import BlockHash, ReplicaId, RequestId
+from ...cluster.messages import WeightsIdentity
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -46,6 +47,8 @@ class RoutingRequest:
     """Prompt tokens of those that will be let in with it."""
     avoid: frozenset[ReplicaId] = frozenset()
     """It is not to go there as long as there are others."""
+    weights: WeightsIdentity | None = None
+    """It has begun on a replica with these: another one with them goes before all that have others."""
 
     @property
     def context_tokens(self) -> float:

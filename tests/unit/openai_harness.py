@@ -19,6 +19,7 @@ from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.ids import Epoch, ReplicaId
 from warmroot.cluster.messages import GenerateRequest, Load, ReplicaInfo
 from warmroot.cluster.scaling_status import ScalingStatus
+from warmroot.cluster.weights_update import NewWeights, ReplicaWeights, WeightsReport
 from warmroot.router.byte_alphabet import BYTE_TO_CHAR
 from warmroot.router.frontend import Frontend
 from warmroot.router.openai.app import build_app
@@ -121,6 +122,18 @@ class FakeCluster:
         return []
 
 
+class FakeUpdater:
+    """Notes what it is asked for, and has done it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[NewWeights, dict[str, Any]]] = []
+
+    async def update(self, new: NewWeights, **options: Any) -> WeightsReport:
+        self.asked.append((new, options))
+        changed = ReplicaWeights(replica="r1", weights_version=new.version or "f00", seconds=0.5)
+        return WeightsReport(weights_version=changed.weights_version, load_s=2.0, replicas=(changed,))
+
+
 class Rig:
     """``app`` and what stands under it. Ids are ``id1``, ``id2``, …, and it is always 1700000000."""
 
@@ -138,6 +151,7 @@ class Rig:
             self.generator, self.tokenizer, model="org/tiny", max_model_len=max_model_len, new_seed=lambda: 7
         )
         self.cluster = FakeCluster()
+        self.updater = FakeUpdater()
         self.frontends = {"tiny": self.frontend, "alias": self.frontend}
         numbers = iter(range(1, 1_000_000))
         self.app: FastAPI = build_app(
@@ -147,6 +161,7 @@ class Rig:
             clock=lambda: 1_700_000_000.5,
             new_id=lambda: f"id{next(numbers)}",
             tracing=tracing,
+            updaters={"tiny": self.updater},
         )
 
     def http(self, **options: Any) -> httpx.AsyncClient:

@@ -255,9 +255,9 @@ HELLO = wire.encode(wire.Hello(TOKEN))
         (wire.encode(wire.Submit(request())), "say hello first"),
         (b"GET / HTTP/1.1\r\n\r\n", "exceeds 4096"),
         (b"\x00\x00\x00\x01\xc1", "not a message"),
-        (wire.encode(wire.Hello(TOKEN, 99)), "protocol version 99"),
+        (wire.encode(wire.Hello(TOKEN, 1)), "protocol version 1"),
         (HELLO + b"\xff\xff\xff\xff", "exceeds"),
-        (HELLO + b"\x00\x00\x00\x02\x91\x63", "unknown kind"),
+        (HELLO + b"\x00\x00\x00\x02\x91\xff", "no kind"),
         (HELLO + wire.encode(wire.Pong(Load())), "takes no Pong"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_frame_above_the_limit_is_refused_by_its_length_alone():
         None,
         [],
         {},
-        [99],
+        [-1],
         [-1],
         ["0"],
         [True],
@@ -168,7 +168,7 @@ def test_a_frame_above_the_limit_is_refused_by_its_length_alone():
         [0, b"bytes", 1],
         [2, "r"],
         [2, "r", b"abc", {}, b"", 0, "", 0.0],
-        [2, "r", b"", {"nonsense": 1}, b"", 0, "", 0.0],
+        [2, "r", b"", {"top_k": "nonsense"}, b"", 0, "", 0.0],
         [2, "r", b"", {"temperature": -1}, b"", 0, "", 0.0],
         [1, {"replica": 1}, [0, 0, 0, 0, 1, 1]],
         [6, [[1]], [0, 0, 0, 0, 1, 1]],
@@ -217,3 +217,38 @@ def test_flipped_bits_raise_nothing_else(message, data):
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(WireError):
         wire.decode(bytes(damaged))
+
+
+def test_what_a_later_release_adds_is_passed_over():
+    """During a rolling update ingresses and replicas of two releases talk to each other."""
+    request = GenerateRequest(request_id=RequestId("r"), prompt_token_ids=[1, 2], params=SamplingParams())
+    delta = TokenDelta(request_id=RequestId("r"), index=0, token_ids=[5], weights_version="v2")
+    for message in (
+        wire.Hello("token"),
+        wire.Submit(request),
+        wire.Abort(RequestId("r")),
+        wire.Accepted(RequestId("r"), Load()),
+        wire.Rejected(RequestId("r"), WireError("no"), Load()),
+        wire.Deltas([delta], Load()),
+        wire.Ping(),
+        wire.Pong(Load()),
+        wire.Draining(),
+        wire.Failure(WireError("no")),
+        wire.Ask(1, "prepare_weights", {"version": "v2"}),
+        wire.Answer(1, {"seconds": 0.5}),
+    ):
+        fields = msgpack.unpackb(wire.encode(message)[4:])
+        decoded = wire.decode(msgpack.packb([*fields, "of tomorrow"]))
+        assert type(decoded) is type(message)
+        assert wire.encode(decoded) == wire.encode(message)
+    kind, deltas, load = msgpack.unpackb(wire.encode(wire.Deltas([delta], Load()))[4:])
+    longer = wire.decode(msgpack.packb([kind, [[*deltas[0], "of tomorrow"]], load]))
+    assert longer == wire.Deltas([delta], Load())
+    assert wire.decode(msgpack.packb([99, "a kind of tomorrow"])) == wire.Unknown()
+
+
+def test_a_request_with_parameters_of_a_later_release_is_told_apart():
+    request = GenerateRequest(request_id=RequestId("r"), prompt_token_ids=[1, 2], params=SamplingParams(top_k=3))
+    fields = msgpack.unpackb(wire.encode(wire.Submit(request))[4:])
+    fields[3] |= {"of_tomorrow": 1, "also_new": 2}
+    assert wire.decode(msgpack.packb(fields)) == wire.Unreadable(RequestId("r"), ("also_new", "of_tomorrow"))

@@ -135,7 +135,12 @@ def test_errors_are_those_of_the_tree():
     kinds = [errors.InvalidRequestError, errors.ContextTooLongError, errors.AuthenticationError]
     kinds += [errors.PermissionDeniedError, errors.HeadersTooLargeError]
     kinds += [errors.ModelNotFoundError, errors.PayloadTooLargeError, errors.OverloadedError]
-    kinds += [errors.ReplicaUnavailableError, errors.DeadlineExceededError, errors.EngineError]
+    kinds += [
+        errors.ReplicaUnavailableError,
+        errors.DeadlineExceededError,
+        errors.EngineError,
+        errors.WeightsUpdateError,
+    ]
     outside = {
         (404, "invalid_request_error", "not_found"),
         (405, "invalid_request_error", "method_not_allowed"),

@@ -3,44 +3,53 @@
 import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import msgpack
 import pytest
+import torch
 from bus_contract import model_card, replica_info
+from safetensors.torch import save_file
 
-from warmroot.actors.models.fingerprint import SAMPLE_BYTES, fingerprint
+from warmroot.actors.models.fingerprint import fingerprint
 from warmroot.cluster.errors import ModelLoadError
 from warmroot.cluster.messages import RankInfo, StartupNote
 from warmroot.kv_store.announcements import info_from_wire, info_to_wire, unpack_card, unpack_note
 
 
-def checkpoint(folder: Path, data: bytes, name: str = "model.safetensors") -> Path:
+def packed(value: object) -> bytes:
+    return cast(bytes, msgpack.packb(value))
+
+
+def checkpoint(folder: Path, changes: dict[str, tuple[int, float]] | None = None, name: str = "model") -> Path:
+    """Two large tensors and a small one; ``changes``: a place in a tensor and what is put there."""
+    tensors = {key: torch.arange(size, dtype=torch.float32) for key, size in (("a", 2**20), ("b", 100), ("c", 2**20))}
+    for key, (place, value) in (changes or {}).items():
+        tensors[key][place:] = value
     folder.mkdir()
-    (folder / name).write_bytes(data)
+    save_file(tensors, folder / f"{name}.safetensors")
     (folder / "config.json").write_text("{}")
     return folder
 
 
 def test_equal_files_have_one_fingerprint_wherever_they_lie(tmp_path: Path):
-    weights = bytes(range(256)) * 4096
-    first = fingerprint(checkpoint(tmp_path / "a", weights))
-    assert first == fingerprint(checkpoint(tmp_path / "b", weights, "renamed.safetensors"))
+    first = fingerprint(checkpoint(tmp_path / "a"))
+    assert first == fingerprint(checkpoint(tmp_path / "b", name="renamed"))
     (tmp_path / "a" / "config.json").write_text('{"other": 1}')
     assert first == fingerprint(tmp_path / "a")
     assert first == fingerprint(tmp_path / "b" / "renamed.safetensors")
 
 
-@pytest.mark.parametrize("place", [0, 500_000, 1_048_575])
-def test_other_weights_have_another_one(tmp_path: Path, place: int):
-    weights = bytearray(2**20)
-    before = fingerprint(checkpoint(tmp_path / "a", bytes(weights)))
-    weights[place] = 1
-    assert fingerprint(checkpoint(tmp_path / "b", bytes(weights))) != before
+@pytest.mark.parametrize("changes", [{"a": (2**19, 1.0)}, {"b": (0, 1.0)}, {"b": (90, 1.0)}, {"c": (2**20 - 1, 1.0)}])
+def test_other_weights_have_another_one(tmp_path: Path, changes: dict[str, tuple[int, float]]):
+    assert fingerprint(checkpoint(tmp_path / "a")) != fingerprint(checkpoint(tmp_path / "b", changes))
 
 
-def test_small_and_empty_files_have_one(tmp_path: Path):
-    found = {fingerprint(checkpoint(tmp_path / str(size), bytes(size))) for size in (0, 1, SAMPLE_BYTES)}
-    assert len(found) == 3
+@pytest.mark.parametrize("data", [b"", b"x" * 20, b"\x02" + bytes(7) + b"[]"])
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, data: bytes):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+        fingerprint(tmp_path)
 
 
 def test_a_checkpoint_that_is_gone_is_named(tmp_path: Path):
@@ -54,5 +63,5 @@ def test_what_a_later_release_announces_is_understood():
     wire = {**info_to_wire(info), "of_tomorrow": [1, 2]}
     wire["ranks"] = [{**rank, "also": "new"} for rank in wire["ranks"]]
     assert info_from_wire(wire) == info
-    assert unpack_card(zlib.compress(msgpack.packb({**asdict(card), "of_tomorrow": 1}))) == card
-    assert unpack_note(msgpack.packb({**asdict(note), "of_tomorrow": 1})) == note
+    assert unpack_card(zlib.compress(packed({**asdict(card), "of_tomorrow": 1}))) == card
+    assert unpack_note(packed({**asdict(note), "of_tomorrow": 1})) == note
