@@ -17,6 +17,7 @@ from ..cluster.errors import (
 from ..cluster.ids import RequestId
 from ..cluster.messages import FinishReason, GenerateRequest, Load, ReplicaInfo, TokenDelta
 from . import silence, wire
+from .channel_messages import PROTOCOL_VERSION
 from .channel_tls import ChannelTls
 from .silence import PING_S
 from .wire import WireError
@@ -259,8 +260,8 @@ class _Connection(asyncio.Protocol):
     def _greet(self, token: str, version: int) -> None:
         if not self._server.admits(token):
             raise AuthenticationError("wrong cluster token")
-        if version < wire.PROTOCOL_VERSION:  # a later one knows how to speak to this one
-            raise WireError(f"protocol version {version}, this replica speaks {wire.PROTOCOL_VERSION}")
+        if version < PROTOCOL_VERSION:  # a later one knows how to speak to this one
+            raise WireError(f"protocol version {version}, this replica speaks {PROTOCOL_VERSION}")
         self._trusted = True
         self._deadline.cancel()
         self._frames.limit = wire.MAX_FRAME_BYTES

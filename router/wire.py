@@ -22,9 +22,6 @@ from ..cluster.sampling_params import SamplingParams
 from ..kv_store.announcements import info_from_wire, info_to_wire
 from ..kv_store.hashing import pack_tokens, unpack_tokens
 from .channel_messages import (
-    PROTOCOL_VERSION as PROTOCOL_VERSION,
-)
-from .channel_messages import (
     Abort,
     Accepted,
     Answer,
