@@ -52,7 +52,7 @@ class WeightsBuckets:
         self.version = version or f"tensors-{uuid.uuid4().hex[:12]}"
         self._update = update
         self._name = f"weights-{uuid.uuid4().hex}"
-        self._shelf = start_shelf(self._name, origin)
+        self._shelf: Any = start_shelf(self._name, origin)
 
     def add(self, bucket: Mapping[str, torch.Tensor]) -> None:
         """Put in tensors by their Hugging Face names; whole, even where ranks hold parts."""

@@ -157,6 +157,10 @@ class _Replica:
     async def close(self) -> None:
         """It has no connection."""
 
+    async def ask(self, what: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """It has nothing but tokens."""
+        return {}
+
     async def submit(self, request: GenerateRequest) -> ReplicaStream:
         """One token."""
         wire.encode(wire.Submit(request))
