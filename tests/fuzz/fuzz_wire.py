@@ -113,6 +113,8 @@ def message_seeds() -> list[Any]:
 
 def read_message(data: bytes) -> None:
     message = wire.decode(data)
+    if isinstance(message, wire.FromLater):
+        return
     frame = wire.encode(message)
     again = wire.encode(wire.decode(frame[4:]))
     assert again == frame, "what was decoded does not come back"
