@@ -94,7 +94,9 @@ def decode(data: bytes) -> KvEventBatch:
         wire = cast(Any, msgpack.unpackb(data))  # pyright: ignore[reportUnknownMemberType]
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ValueError(f"batch is not msgpack: {error or type(error).__name__}") from error
-    sent_at = wire.pop() if isinstance(wire, list) and len(cast("list[Any]", wire)) == 6 else 0.0  # optional, as new
+    sent_at: Any = 0.0
+    if isinstance(wire, list) and len(cast("list[Any]", wire)) == 6:  # replicas of an earlier version stamp none
+        sent_at = cast("list[Any]", wire).pop()
     version, replica, epoch, seq, events = _fields(wire, 5, "batch")
     if version != _VERSION:
         raise ValueError(f"batch version must be {_VERSION}, got {version!r}")

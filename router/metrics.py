@@ -6,6 +6,7 @@ Counters and histograms are fed request by request; what the cluster knows is re
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -25,6 +26,9 @@ PART_BUCKETS = (0.01, 0.05, *E2E_BUCKETS)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 N_BUCKETS = (1, 2, 5, 10, 20)
 SOURCES = ("local_compute", "local_cache_hit")
+KEPT_SCRAPES = 60
+"""What was counted of a replica that is gone is exported so often, and then forgotten: names of replicas never end."""
+_Kind = TypeVar("_Kind", Counter, Histogram)
 
 
 class RequestMetrics:
@@ -79,6 +83,7 @@ class RequestMetrics:
         self._known.register(ScalingCollector(cluster))
         self._known.register(_OfIngress(self.registry, ingress))
         self._own = _OfIngress(self._counted, ingress)
+        self._cluster = cluster
         self._of: dict[tuple[str, str], ReplicaMetrics] = {}
 
     def of(self, model: str, engine: str) -> "ReplicaMetrics":
@@ -90,12 +95,22 @@ class RequestMetrics:
 
     def exposition(self) -> bytes:
         """Prometheus text format 0.0.4."""
+        self._forget_gone()
         return generate_latest(_Families(self._known.collect(), self._own))
 
     async def scrape(self) -> bytes:
         """``exposition``, most of it by a thread: for hundreds of replicas it takes longer than tokens may wait."""
+        self._forget_gone()
         known = list(self._known.collect())
         return await asyncio.to_thread(generate_latest, _Families(known, self._own))
+
+    def _forget_gone(self) -> None:
+        there = {replica.info.replica for replica in self._cluster.replicas()}
+        for key, one in list(self._of.items()):
+            one.num_absent = 0 if key[1] in there else one.num_absent + 1
+            if one.num_absent > KEPT_SCRAPES:
+                one.forget()
+                del self._of[key]
 
     def _part(self, name: str, text: str) -> Histogram:
         return self._histogram(f"request_{name}_time_seconds", text, PART_BUCKETS)
@@ -111,25 +126,28 @@ class ReplicaMetrics:
     """The metrics of one replica's requests."""
 
     def __init__(self, metrics: RequestMetrics, *labels: str) -> None:
-        self.time_to_first_token = metrics.time_to_first_token.labels(*labels)
-        self.inter_token_latency = metrics.inter_token_latency.labels(*labels)
-        self.time_per_output_token = metrics.time_per_output_token.labels(*labels)
-        self.e2e_latency = metrics.e2e_latency.labels(*labels)
-        self.queue_time = metrics.queue_time.labels(*labels)
-        self.prefill_time = metrics.prefill_time.labels(*labels)
-        self.decode_time = metrics.decode_time.labels(*labels)
-        self.inference_time = metrics.inference_time.labels(*labels)
-        self.request_prompt_tokens = metrics.request_prompt_tokens.labels(*labels)
-        self.request_output_tokens = metrics.request_output_tokens.labels(*labels)
-        self.request_computed_tokens = metrics.request_computed_tokens.labels(*labels)
-        self.params_n = metrics.params_n.labels(*labels)
-        self.params_max_tokens = metrics.params_max_tokens.labels(*labels)
-        self.looked_up = [metric.labels(*labels) for metric in (metrics.prompt_tokens, metrics.cache_queries)]
-        self.cached = [metric.labels(*labels) for metric in (metrics.cached_tokens, metrics.cache_hits)]
-        self.by_source = [metrics.tokens_by_source.labels(*labels, source) for source in SOURCES]
-        self.generation_tokens = metrics.generation_tokens.labels(*labels)
-        self._ended = metrics.ended
+        self.num_absent = 0
+        """Scrapes since the replica was there."""
         self._labels = labels
+        self._children: list[tuple[Counter | Histogram, tuple[str, ...]]] = []
+        self.time_to_first_token = self._child(metrics.time_to_first_token)
+        self.inter_token_latency = self._child(metrics.inter_token_latency)
+        self.time_per_output_token = self._child(metrics.time_per_output_token)
+        self.e2e_latency = self._child(metrics.e2e_latency)
+        self.queue_time = self._child(metrics.queue_time)
+        self.prefill_time = self._child(metrics.prefill_time)
+        self.decode_time = self._child(metrics.decode_time)
+        self.inference_time = self._child(metrics.inference_time)
+        self.request_prompt_tokens = self._child(metrics.request_prompt_tokens)
+        self.request_output_tokens = self._child(metrics.request_output_tokens)
+        self.request_computed_tokens = self._child(metrics.request_computed_tokens)
+        self.params_n = self._child(metrics.params_n)
+        self.params_max_tokens = self._child(metrics.params_max_tokens)
+        self.looked_up = [self._child(metric) for metric in (metrics.prompt_tokens, metrics.cache_queries)]
+        self.cached = [self._child(metric) for metric in (metrics.cached_tokens, metrics.cache_hits)]
+        self.by_source = [self._child(metrics.tokens_by_source, source) for source in SOURCES]
+        self.generation_tokens = self._child(metrics.generation_tokens)
+        self._ended = metrics.ended
         self._by_reason: dict[str, Counter] = {}
 
     def began(self, num_prompt_tokens: int, cached_tokens: int, params: SamplingParams) -> None:
@@ -152,8 +170,17 @@ class ReplicaMetrics:
         """Count a sequence that ended."""
         counter = self._by_reason.get(reason)
         if counter is None:
-            counter = self._by_reason[reason] = self._ended.labels(*self._labels, reason)
+            counter = self._by_reason[reason] = self._child(self._ended, reason)
         counter.inc()
+
+    def forget(self) -> None:
+        """Export them no more."""
+        for metric, labels in self._children:
+            metric.remove(*labels)
+
+    def _child(self, metric: _Kind, *more: str) -> _Kind:
+        self._children.append((metric, (*self._labels, *more)))
+        return metric.labels(*self._labels, *more)
 
 
 class RequestMeter:

@@ -16,7 +16,7 @@ from warmroot.kv_store.bus import InMemoryBus
 from warmroot.kv_store.events import CacheCleared, KvEventBatch, decode, encode
 from warmroot.kv_store.index import PrefixIndex
 from warmroot.router.bus_follower import BusFollower
-from warmroot.router.metrics import RequestMetrics
+from warmroot.router.metrics import KEPT_SCRAPES, RequestMetrics
 from warmroot.router.openai.cluster_state import DECISION_S, RoutingStats
 from warmroot.router.several_models import SeveralModels
 
@@ -190,6 +190,18 @@ async def test_several_ingresses_count_apart_and_tell_the_same_of_replicas():
     both = {name for name, labels in one if "ingress" in dict(labels)} & apart
     assert not both, "a metric is either of the ingress or of the replica"
     assert not [name for name, _ in one if name.endswith("_created")]
+
+
+async def test_replicas_that_are_gone_are_forgotten():
+    rig = Rig(says("x", replica="old"))  # the cluster knows r0 only
+    await rig.chat()
+    gone = {"model_name": "org/tiny", "engine": "old"}
+    for _ in range(KEPT_SCRAPES):
+        found = await scraped(rig)
+    assert found[key("vllm:request_success_total", finished_reason="stop", **gone)] == 1
+    assert not [name for name, labels in await scraped(rig) if ("engine", "old") in labels]
+    await rig.chat()
+    assert (await scraped(rig))[key("vllm:request_success_total", finished_reason="stop", **gone)] == 1
 
 
 async def test_responses_are_counted_by_routes_that_exist():
