@@ -11,6 +11,8 @@ INGRESS_DEPLOYMENT = "Ingress"
 REPLICA_DEPLOYMENT = "Replica"
 IMPORT_PATH = "warmroot.deploy.app:build_app"
 SCALING_POLICY = "warmroot.deploy.autoscaling:ScalingPolicy"
+SEVERAL = 2
+"""Ingresses, as an argument: another number of several leaves the application as it is."""
 ANY_ADDRESS = "0.0.0.0"
 """In a cluster the endpoint is for others, unless a host is given."""
 
@@ -60,11 +62,15 @@ def copies_of(config: WarmrootConfig) -> dict[str, Any]:
 
 
 def _args(config: WarmrootConfig) -> dict[str, Any]:
-    """Without numbers of copies; that there may be none of the model its ingress has to know."""
+    """Without numbers of copies. Ingresses have to know whether they are several, which share quotas and count apart,
+    and that there may be none of the model.
+    """
     scaling = AutoscalingConfig.model_fields
     args = {
         key: value
         for key, value in application_args(config).items()
         if key not in ("num_ingress", "num_replicas") and key not in scaling
     }
+    if config.server.num_ingress > 1:
+        args["num_ingress"] = SEVERAL
     return args if config.autoscaling.min_replicas else {**args, "min_replicas": 0, "max_replicas": 1}

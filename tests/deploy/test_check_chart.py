@@ -367,6 +367,8 @@ def test_another_number_of_copies_does_not_build_the_application_anew(tools: Too
         service = next(one for one in made if one["kind"] == "RayService")
         return yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]
 
-    few, many = application(1), application(3)
+    few, many = application(2), application(3)
     assert few["args"] == many["args"]
+    # Ingresses that are several share quotas, and count apart: of that they are told.
+    assert (application(1)["args"].get("num_ingress"), few["args"]["num_ingress"]) == (None, 2)
     assert {one["name"]: one["num_replicas"] for one in many["deployments"]} == {"Ingress": 3, "Replica": 3}

@@ -35,6 +35,9 @@ VOLUMES = ("tmp", "home/warmroot", "var/cache/warmroot")
 """Where the chart mounts volumes: nothing else is written to, for the pods' root is read-only."""
 OF_BUILDAH = ("dev", "proc", "run", "sys", "etc/hosts", "etc/resolv.conf", "etc/mtab")
 
+LIMITS = ("--ulimit", "nofile=65536:65536")
+"""Of open files, as runtimes of containers have it: HAProxy wants ten thousand."""
+
 SERVES = """
 import subprocess, time, httpx
 url = "http://127.0.0.1:{port}"
@@ -71,7 +74,7 @@ class Buildah:
         volumes = [word for path in BUILD_VOLUMES for word in ("--volume", f"{path}:{path}:ro")]
         options = ["--isolation", "chroot", "--pull=never", "--build-arg", f"PYTHON_IMAGE={BASE}", "--target", target]
         self("bud", *options, *volumes, "--tag", f"warmroot:{target}", "--file", str(DOCKERFILE), str(ROOT))
-        return self("from", "--pull=never", f"warmroot:{target}")
+        return self("from", *LIMITS, "--pull=never", f"warmroot:{target}")
 
     def run(self, container: str, *command: str) -> str:
         """In a container, as its user."""
@@ -105,7 +108,7 @@ def container(buildah: Buildah, request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cpu(buildah: Buildah) -> str:
     """Another container of the target that brings a model along."""
-    return buildah("from", "--pull=never", "warmroot:cpu")
+    return buildah("from", *LIMITS, "--pull=never", "warmroot:cpu")
 
 
 def test_the_image_has_what_the_chart_counts_on(buildah: Buildah, container: str):

@@ -34,6 +34,17 @@ def test_the_address_of_the_endpoint_is_an_option_of_the_cluster():
     assert config["applications"][0]["args"] == {"model": "x"}
 
 
+def test_ingresses_are_told_whether_they_are_several_and_not_how_many():
+    def of(ingresses: int):
+        [application] = serve_config(WarmrootConfig.of("x", num_ingress=ingresses))["applications"]
+        return application
+
+    one, two, five = of(1), of(2), of(5)
+    assert one["args"] == {"model": "x"}
+    assert two["args"] == five["args"] == {"model": "x", "num_ingress": 2}
+    assert [one["deployments"][0]["num_replicas"] for one in (one, two, five)] == [1, 2, 5]
+
+
 @pytest.mark.parametrize("command", ["config", "deploy"])
 def test_secrets_are_refused_in_one_line(command, capsys):
     assert main([command, "x", "--api-key", "hidden"]) == 2

@@ -18,7 +18,7 @@ scale_to_zero_delay max_upscale_step max_downscale_step
 {{/*
 Arguments of warmroot.deploy.app:build_app: the given keys, and what the chart knows better. Numbers of copies, and what
 they follow, stand beside the deployments: other arguments build the application anew, others of those only add or
-remove copies. That there may be none the ingress has to know.
+remove copies. Ingresses have to know whether they are several, and that there may be no replica.
 */}}
 {{- define "warmroot.args" -}}
 {{- $args := deepCopy .Values.config }}
@@ -35,6 +35,9 @@ remove copies. That there may be none the ingress has to know.
 {{- $_ := set $args "min_replicas" 0 }}
 {{- $_ := set $args "max_replicas" 1 }}
 {{- end }}
+{{- end }}
+{{- if gt (int .Values.ingress.replicas) 1 }}
+{{- $_ := set $args "num_ingress" 2 }}
 {{- end }}
 {{- $_ := set $args "metadata_store" (include "warmroot.metadataStore" .) }}
 {{- if not (hasKey $args "node_labels") }}
