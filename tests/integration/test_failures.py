@@ -141,14 +141,16 @@ async def test_nobody_notices_that_a_replica_stands_still_and_comes_back(cluster
 
 async def test_nobody_notices_that_a_replica_is_taken_away(cluster: Cluster):
     before = cluster.replicas()
-    # Long enough that some are handed back, short enough that the other replica has room for all.
-    async with interrupted(cluster, num_streams=4, num_tokens=100) as (_, victim):
+    # Too long to end within half of the grace, and more than the other replica has room for at once.
+    async with interrupted(cluster, num_tokens=100) as (client, victim):
+        moved = await migrations(client, "draining")
         names = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))
         (actor,) = [one for one in names if one["name"].endswith(f"#{victim}")]
         handle: Any = ray.get_actor(actor["name"], namespace=actor["namespace"])
         # As Serve's controller does when there are too many, or new ones.
         await asyncio.wait_for(asyncio.wrap_future(handle.perform_graceful_shutdown.remote().future()), 60)
         ray.kill(handle)
+        assert await migrations(client, "draining") > moved
     await check_recovery(cluster, before, victim)
 
 
