@@ -121,8 +121,11 @@ def _hot(root: Any, size: Any, tokens: Any, heat: Any, load: Any, salt: Any) -> 
     return HotPrefix(BlockHash(root), size, tokens, float(heat), float(load), str(salt))
 
 
-def _known(kind: type[_Value], wire: dict[str, Any]) -> dict[str, Any]:
-    """Without the fields of a later release: during an update both are about."""
+def _known(kind: type[_Value], wire: Any) -> dict[str, Any]:
+    """Without the fields of a later release: during an update both are about. Raises TypeError for no map."""
+    if not isinstance(wire, dict):
+        raise TypeError(f"a map was expected, not {type(wire).__name__}")
+    wire = cast("dict[str, Any]", wire)
     return {name: value for name, value in wire.items() if name in _TYPES[kind]}
 
 
