@@ -90,8 +90,8 @@ class _Seen:
 def _choose(chosen: dict[Node, _Seen], node: Node, limit: int, *, age: int = MOST_LATEST, heat: float = 0.0) -> bool:
     """Take a node and all above it, roots left out, if there is room for them."""
     path: list[Node] = []
-    above: Node | None = node
-    while above is not None and above.parent is not None:
+    above = node
+    while above.parent is not None:
         path.append(above)
         above = above.parent
     if len(chosen) + sum(other not in chosen for other in path) > limit:

@@ -7,6 +7,7 @@ import pytest
 from bus_contract import model_card, replica_info
 from manual_clock import ManualClock
 
+from warmroot.cluster.engine_counts import EngineCounts
 from warmroot.cluster.ids import BlockHash, Epoch, ReplicaId, RequestId
 from warmroot.cluster.messages import Load
 from warmroot.kv_store.bus import InMemoryBus
@@ -24,6 +25,7 @@ MODELS = {"m": namespace_root("m"), "other": namespace_root("other")}
 class Client:
     connected, draining = True, False
     load = Load(kv_total_blocks=1000, max_num_seqs=64)
+    counts = EngineCounts()
 
     def start(self):
         pass
