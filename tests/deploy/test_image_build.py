@@ -6,6 +6,7 @@ between: only the build sees them.
 """
 
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -35,8 +36,9 @@ VOLUMES = ("tmp", "home/warmroot", "var/cache/warmroot")
 """Where the chart mounts volumes: nothing else is written to, for the pods' root is read-only."""
 OF_BUILDAH = ("dev", "proc", "run", "sys", "etc/hosts", "etc/resolv.conf", "etc/mtab")
 
-LIMITS = ("--ulimit", "nofile=65536:65536")
-"""Of open files, as runtimes of containers have it: HAProxy wants ten thousand."""
+MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+LIMITS = ("--ulimit", f"nofile={MOST_FILES}:{MOST_FILES}")
+"""Of open files: HAProxy wants ten thousand, and buildah's own is a thousand."""
 
 SERVES = """
 import subprocess, time, httpx
