@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _contenders(options: Namespace) -> Iterator[_Contender]:
     least, most = options.min_replicas, options.max_replicas
-    config = AutoscalingConfig(min_replicas=least, max_replicas=most, ttft_slo=SLO.ttft_s, itl_slo=SLO.itl_s)
+    keys = {"min_replicas": least, "max_replicas": most, "ttft_slo": SLO.ttft_s, "itl_slo": SLO.itl_s}
+    config = AutoscalingConfig.model_validate(keys)
     yield _Contender(OURS, lambda: PredictedWork(config), max(1, least))
     for target in options.ongoing:
         for up_s, down_s in ((30.0, 600.0), _QUICK_S):
