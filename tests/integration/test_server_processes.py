@@ -52,6 +52,9 @@ def test_tls_on_all_interfaces_and_kill_9(start, tmp_path: Path):
     authority = Authority.make(tmp_path)
     certificate, key = authority.sign("endpoint")
     flags = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ssl-ca-certs", str(authority.file))
+    node, node_key = authority.sign("node")
+    flags += ("--channel-certfile", str(node), "--channel-keyfile", str(node_key))
+    flags += ("--channel-ca-certs", str(authority.file))
     ours = ssl.create_default_context(cafile=str(authority.file))
     ours.load_cert_chain(*authority.sign("client"))
     server = start("--host", "0.0.0.0", *flags, scheme="https").wait_ready(ours)
@@ -67,8 +70,24 @@ def test_tls_on_all_interfaces_and_kill_9(start, tmp_path: Path):
         authority.sign("endpoint")
         wait_until(lambda: served_certificate(server) != before, 20)
         assert client.get("/v1/models").status_code == 200
+        body = {"model": "smollm2", "prompt": "One two three", "max_tokens": 3}
+        assert client.post("/v1/completions", json=body, timeout=30).status_code == 200
+    assert own(node.read_text()) in {own(shown) for shown in certificates(server.pids("ray::ServeReplica"))}
     server.process.kill()
     assert server.ended(5) == -9
+
+
+def certificates(pids: list[int]) -> Iterator[str]:
+    """Those that the processes show to whoever connects to any of their ports."""
+    for address in listening(set(pids)):
+        host, _, port = address.rpartition(":")
+        with suppress(OSError):
+            yield ssl.get_server_certificate((host, int(port)), timeout=2)
+
+
+def own(text: str) -> bytes:
+    """The first certificate of a file."""
+    return ssl.PEM_cert_to_DER_cert(text[: text.index("-----END") + len("-----END CERTIFICATE-----")].strip())
 
 
 def served_certificate(server: ServerProcess) -> str:
