@@ -32,7 +32,7 @@ class SpeculativeConfig(BaseModel):
     """Of draft_model: folder, GGUF file or hub id of a model of the same tokenizer. Of medusa: folder of the heads."""
     tree: tuple[Annotated[int, Field(ge=1, le=32)], ...] | None = Field(default=None, min_length=1, strict=False)
     """Of medusa: most guesses of the first head, the second … that a tree has at each node, as [4, 2, 1]. [1, 1] is a
-    chain of two. Default: 10 of each head."""
+    chain of two. Default: 10 of each head, 3 of a recurrent one, four deep."""
     num_layers: int | None = Field(default=None, ge=1)
     """Of layer_skip: layers that draft. Default: a third of the model's."""
     prompt_lookup_max: int = Field(4, ge=1, le=16)
