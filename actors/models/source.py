@@ -21,8 +21,8 @@ def resolve_model(
 ) -> Path:
     """A model folder or GGUF file for a path, ``smollm2`` (a package's weights) or a hub id (downloaded once).
 
-    Without ``weights`` only configuration and tokenizer of a hub id are downloaded. ``progress`` is told in a sentence when a
-    download starts; the hub draws its own bars. Raises ModelLoadError saying what to do when nothing is found.
+    Without ``weights`` only configuration and tokenizer of a hub id are downloaded. ``progress`` is told in a sentence
+    when a download starts; the hub draws its own bars. Raises ModelLoadError saying what to do when nothing is found.
     """
     path = Path(name).expanduser()
     if path.exists():
