@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--recurrent",
         action="store_true",
-        help="one head that reads what it guesses, token by token, instead of Medusa's: better guesses, without trees",
+        help="one head that reads what it guesses, token by token, instead of Medusa's: better guesses",
     )
     parser.add_argument("--inner-size", type=int, default=1536, help="of the recurrent head (default: 1536)")
     options = parser.read(argv)
