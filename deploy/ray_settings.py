@@ -25,6 +25,8 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # A HAProxy that has died is started again after three checks that it fails.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # Ray's control store keeps a record of every call otherwise, 100,000 of them: 20 MiB in its first half hour.
+    "RAY_task_events_report_interval_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's agents write their title over their environment otherwise, and with it over the mark that ends them.
     "SPT_NOENV": "1",

@@ -28,6 +28,9 @@
   value: "0"
 - name: RAY_agent_register_timeout_ms
   value: "120000"
+# Ray's control store keeps a record of every call otherwise, 100,000 of them.
+- name: RAY_task_events_report_interval_ms
+  value: "0"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 # A node that is to go finishes its streams: thirty seconds before Kubernetes kills it.
