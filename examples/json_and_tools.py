@@ -55,8 +55,9 @@ def main() -> None:
     )
     message = answer.choices[0].message
     [call] = message.tool_calls
-    result = get_weather(**json.loads(call.function.arguments))
-    print(f"{call.function.name}({call.function.arguments}) -> {result}")
+    arguments = json.loads(call.function.arguments)
+    result = get_weather(**arguments)
+    print(f"{call.function.name}({arguments}) -> {result}")
 
     messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     answer = client.chat.completions.create(model=model, messages=messages, tools=tools, max_tokens=48, temperature=0)

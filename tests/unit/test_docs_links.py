@@ -15,7 +15,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w-]+(/[\w.-]+)*\.(py|md|svg|sh|toml)")
 FOLDER = re.compile(r"[a-z_]+/([a-z_]+/)*")
 IDENTIFIER = re.compile(r"[A-Z][a-z]+([A-Z][a-z]+)+|[A-Z]{2,}(_[A-Z]+)+")
-OF_OTHERS = {"HF_TOKEN", "OTEL_TRACES_SAMPLER", "OTEL_RESOURCE_ATTRIBUTES"}
+OF_OTHERS = {"HF_TOKEN", "NewCluster", "OTEL_TRACES_SAMPLER", "OTEL_RESOURCE_ATTRIBUTES"}
 
 
 def prose(path: Path) -> str:

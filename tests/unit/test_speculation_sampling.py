@@ -245,7 +245,8 @@ def rows_with_drafts(params, q_logits, count, *, first_seed=0):
     numbers = torch.tensor([uniform(row.seed, row.num_output, Stream.DRAFT) for row in plain], dtype=torch.float64)
     drafts = draw(q, numbers).tolist()
     return [
-        DraftedRow(params, row.seed, 0, row.token_ids, draft, q[0]) for row, draft in zip(plain, drafts, strict=True)
+        DraftedRow(params, row.seed, 0, row.token_ids, draft=draft, weights=q[0])
+        for row, draft in zip(plain, drafts, strict=True)
     ]
 
 
