@@ -12,7 +12,7 @@ TTFT_WINDOW_S = 30.0
 """First tokens that are older say nothing of now."""
 _FORGET_S = 5.0
 """A router that was not heard for so long is gone, or cannot be reached: what it said does not count any more."""
-_SHORT_S, _LONG_S = 30.0, 150.0
+WINDOW_S, _LONG_S = 30.0, 150.0
 """Rates are taken over the short window, means over the long one."""
 _ENOUGH = 10
 """Fewer requests in the short window are no rate: what the long one tells counts if it is less."""
@@ -69,6 +69,7 @@ class Figures:
     waiting_s: float = 0.0
     in_flight: int = 0
     idle_s: float = 0.0
+    """Seconds since any router had a request, those among them that fell silent since."""
     slots: float = 0.0
     """Replicas' worth of batch slots that are taken."""
     kv: float = 0.0
@@ -112,9 +113,13 @@ class DemandMeter:
         self._latest: dict[str, tuple[float, Demand]] = {}
         self._total = _Count(0.0)
         self._history: deque[_Count] = deque()
+        self._busy_at = 0.0
 
     def hear(self, demand: Demand, now: float) -> None:
         """A router's word of ``now``. One that is new, or was started again, counts from here."""
+        if not self._latest:  # of whom else there may be nobody knows yet when there was a request
+            self._busy_at = now
+        self._busy_at = max(self._busy_at, now - demand.idle_s)
         before = self._latest.get(demand.router, (now, demand))[1]
         if before.arrivals <= demand.arrivals and before.decoded <= demand.decoded:
             total = self._total
@@ -142,7 +147,7 @@ class DemandMeter:
             waiting=sum(word.waiting for word in words),
             waiting_s=sum(word.waiting_s for word in words),
             in_flight=sum(word.in_flight for word in words),
-            idle_s=min(word.idle_s for word in words),
+            idle_s=now - self._busy_at,
             slots=sum(use.slots for use in uses),
             kv=sum(use.kv for use in uses),
             itl_s=recent.decoded_s / recent.decoded if recent.decoded else 0.0,
@@ -157,7 +162,7 @@ class DemandMeter:
         history.append(count)
         while len(history) > 2 and now - history[1].at >= _LONG_S:
             history.popleft()
-        short = next(earlier for earlier in reversed(history) if now - earlier.at >= _SHORT_S or earlier is history[0])
+        short = next(earlier for earlier in reversed(history) if now - earlier.at >= WINDOW_S or earlier is history[0])
         return count.since(short), count.since(history[0])
 
 

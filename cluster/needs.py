@@ -42,6 +42,8 @@ class Fleet(NamedTuple):
     """What a replica needs to start."""
     ready_in_s: float
     """Until those that are starting should be up."""
+    served: int
+    """Replicas that were ready throughout the latest seconds, which is what times of tokens were measured with."""
 
 
 NOTHING = Need(0.0, "idle", "nothing is asked")
@@ -57,9 +59,9 @@ def lasting(config: AutoscalingConfig, figures: Figures, fleet: Fleet) -> Iterat
     if figures.slots > _STEADY:
         yield Need(figures.slots / MOST_SLOTS, "slots", f"requests take {figures.slots:.2f} replicas' batch slots")
     slo, alone = config.itl_slo, figures.step_s
-    if 0 < alone < slo and figures.itl_s > alone and fleet.ready:
+    if 0 < alone < slo and figures.itl_s > alone and fleet.served:
         # What a token takes beyond a lone stream's time grows with the requests on its replica.
-        replicas = fleet.ready * (figures.itl_s - alone) / (slo - alone)
+        replicas = fleet.served * (figures.itl_s - alone) / (slo - alone)
         yield Need(replicas, "itl", f"tokens are {figures.itl_s * 1e3:.0f} ms apart; the SLO is {slo * 1e3:.0f} ms")
 
 
@@ -71,7 +73,7 @@ def passing(config: AutoscalingConfig, figures: Figures, fleet: Fleet) -> Iterat
         late = figures.late(config.ttft_slo)
         if late > LATE_SHARE:
             reason = f"{late:.0%} of the latest {len(figures.ttfts)} first tokens took over {config.ttft_slo:g} s"
-            yield Need(fleet.ready * (1 + late - LATE_SHARE), "ttft", reason)
+            yield Need(fleet.served * (1 + late - LATE_SHARE), "ttft", reason)
 
 
 def replicas_for(busy: float, mean_s: float, wait_s: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from .autoscaling_config import AutoscalingConfig
-from .demand import Figures
+from .demand import WINDOW_S, Figures
 from .needs import NOTHING, Fleet, Need, lasting, passing
 
 START_S = 30.0
@@ -56,6 +56,8 @@ class ScalingState:
     raises: tuple[tuple[float, int], ...] = ()
     """When replicas began to start that are not ready, and how many there shall be with them; oldest first."""
     lowered_at: float = -inf
+    served: tuple[tuple[float, int], ...] = ()
+    """Since when so many replicas were ready, within ``WINDOW_S``; oldest first."""
     seen_start_s: float | None = None
     """What a replica needed to start, as last seen."""
 
@@ -82,7 +84,7 @@ def decide(
     config: AutoscalingConfig, figures: Figures | None, state: ScalingState, moment: Moment
 ) -> tuple[Decision, ScalingState]:
     """The decision, and what to remember. Without ``figures`` nothing is known, and only the bounds count."""
-    state = _with_starts(state, moment)
+    state = _with_served(_with_starts(state, moment), moment)
     if figures is None:
         silence = Need(moment.target, "unknown", "no router tells of its work")
         state = replace(state, up_since=None, down_since=None)
@@ -149,17 +151,27 @@ def _bounded(target: int, need: Need, notes: list[str], moment: Moment) -> Decis
 def _fleet(state: ScalingState, moment: Moment) -> Fleet:
     starting = max(0, moment.target - moment.ready)
     ready_in_s = state.raises[0][0] + state.start_s - moment.now if state.raises else 0.0
-    return Fleet(moment.ready, starting, state.start_s, max(0.0, ready_in_s))
+    served = min(ready for _, ready in state.served)
+    return Fleet(moment.ready, starting, state.start_s, max(0.0, ready_in_s), served)
+
+
+def _with_served(state: ScalingState, moment: Moment) -> ScalingState:
+    served = state.served
+    if not served or served[-1][1] != moment.ready:
+        served = (*served, (moment.now, moment.ready))
+    while len(served) > 1 and moment.now - served[1][0] >= WINDOW_S:
+        served = served[1:]
+    return replace(state, served=served)
 
 
 def _with_starts(state: ScalingState, moment: Moment) -> ScalingState:
-    """Learn how long replicas take to start."""
-    seen = state.seen_start_s
-    raises = [(at, min(level, moment.target)) for at, level in state.raises]
+    """Learn how long replicas take to start: those that did, not those that were called off."""
+    seen, starting = state.seen_start_s, moment.ready < moment.target
+    raises = [(at, min(level, moment.target)) for at, level in state.raises if starting or level <= moment.target]
     while raises and moment.ready >= raises[0][1]:
         start_s = max(_LEAST_START_S, moment.now - raises.pop(0)[0])
         seen = start_s if seen is None else (seen + start_s) / 2
-    if moment.ready < moment.target and not raises:  # one was lost, or this begins anew
+    if starting and not raises:  # one was lost, or this begins anew
         raises = [(moment.now, moment.target)]
     return replace(state, raises=tuple(raises), seen_start_s=seen)
 

@@ -1,6 +1,11 @@
 """For every test."""
 
+import os
+
 import pytest
+
+# Ray starts by itself otherwise, at the first call that needs one, and later tests run in a cluster that nobody ends.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 
 @pytest.fixture(scope="session", autouse=True)

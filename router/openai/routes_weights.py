@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...cluster.errors import ModelNotFoundError, ReplicaUnavailableError
 from ...cluster.weights_update import NewWeights, UpdateMode
 from ..weights_updater import WeightsUpdater
+from .documentation import ERRORS
 from .service import Service
 
 VERSION_PATTERN = r"^[A-Za-z0-9._:+-]{1,64}$"
@@ -63,7 +64,7 @@ def weights_routes(service: Service, updaters: Mapping[str, WeightsUpdater]) -> 
             raise ModelNotFoundError(f"the model {name[:200]!r} does not exist", param="model")
         return updaters[name]
 
-    @router.post("/update_weights")
+    @router.post("/update_weights", responses=ERRORS)
     async def update_weights(body: UpdateWeightsRequest) -> dict[str, Any]:
         """Load weights beside those in use on every replica, then change; answers when all have changed.
 
