@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from ..cluster.damaged import reading
 from ..cluster.errors import ModelLoadError
 from ..cluster.weights_update import NewWeights
 from .models.source import resolve_model
@@ -56,15 +57,18 @@ def _tensors_of(name: str) -> TensorSource:
         actor = ray.get_actor(own, namespace or NAMESPACE)
     except ValueError as error:
         raise ModelLoadError(f"no Ray actor of the name {own} in the namespace {namespace or NAMESPACE}") from error
-    described = cast("Mapping[str, tuple[Shape, str]]", _answer(name, actor.tensors.remote()))
-    return TensorSource(described, partial(_fetch, name, actor), f"actor {name}")
+    with reading(f"actor {name}"):
+        told = cast("Mapping[str, tuple[Shape, str]]", _answer(name, actor.tensors.remote()))
+        described = {tensor: (tuple(shape), dtype) for tensor, (shape, dtype) in told.items()}
+        return TensorSource(described, partial(_fetch, name, actor), f"actor {name}")
 
 
 def _fetch(name: str, actor: Any, tensor: str) -> torch.Tensor:
-    found = _answer(name, actor.tensor.remote(tensor))
-    if isinstance(found, list):  # where it lies in the object store
-        found = _answer(name, found[0])
-    return found if isinstance(found, torch.Tensor) else from_shared(found)
+    with reading(f"actor {name}: tensor {tensor}"):
+        found = _answer(name, actor.tensor.remote(tensor))
+        if isinstance(found, list):  # where it lies in the object store
+            found = _answer(name, found[0])
+        return found if isinstance(found, torch.Tensor) else from_shared(found)
 
 
 def _answer(name: str, reference: Any) -> Any:

@@ -7,7 +7,7 @@ lost; the error then says who holds what, and the same update may be asked for a
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..cluster.errors import (
@@ -43,7 +43,7 @@ class WeightsUpdater:
         self._leased = leased
         self._clock = clock
         self._away_s = away_s
-        self._busy = asyncio.Lock()
+        self._task: asyncio.Task[WeightsReport] | None = None
         self.stage = ""
         """What the update that is under way is at; empty: none is."""
 
@@ -54,48 +54,47 @@ class WeightsUpdater:
 
         With ``wait`` a replica changes when its running requests have ended, for which they have ``timeout_s``. Raises
         InvalidRequestError for weights that do not suit, ReplicaUnavailableError when not all replicas can be reached;
-        then none has changed. Raises WeightsUpdateError when some have.
+        then none has changed. Raises WeightsUpdateError when some have. It goes on to its end when nobody waits for it
+        any more: half an update would leave replicas with different weights.
         """
-        if self._busy.locked():
+        if self._task is not None and not self._task.done():
             raise InvalidRequestError("another update of the model's weights is under way")
-        async with self._busy:
-            try:
-                return await self._update(new, mode, one_by_one, timeout_s)
-            finally:
-                self.stage = ""
+        self._task = asyncio.ensure_future(self._update(new, mode, one_by_one, timeout_s))
+        return await asyncio.shield(self._task)
 
     async def _update(self, new: NewWeights, mode: UpdateMode, one_by_one: bool, timeout_s: float) -> WeightsReport:
-        members = await self._members()
-        began = self._clock()
-        self.stage = f"{len(members)} replicas load {new.model or new.actor}"
-        version = await self._prepare(members, new)
-        load_s = self._clock() - began
-        self.stage = f"{len(members)} replicas change to {version}"
-        groups = [[member] for member in members] if one_by_one else [members]
-        changed: list[ReplicaWeights] = []
-        lost: list[str] = []
-        failed: dict[str, WarmrootError] = {}
-        for group in groups:
-            asked = [self._adopt(member, version, mode, timeout_s) for member in group]
-            for member, found in zip(group, await _all(asked), strict=True):
-                if isinstance(found, ReplicaLostError):
-                    lost.append(member.info.replica)
-                elif isinstance(found, WarmrootError):
-                    failed[member.info.replica] = found
-                else:
-                    changed.append(found)
-            if failed:
-                break
-        if failed or not changed:
-            await self._discard(members)
-            raise _incomplete(version, members, changed, lost, failed)
-        return WeightsReport(weights_version=version, load_s=load_s, replicas=tuple(changed), lost=tuple(lost))
+        try:
+            members = await self._members()
+            began = self._clock()
+            self.stage = f"{len(members)} replicas load {new.model or new.actor}"
+            version = await self._prepare(members, new)
+            load_s = self._clock() - began
+            self.stage = f"{len(members)} replicas change to {version}"
+            outcome = _Outcome(version)
+            for group in [[member] for member in members] if one_by_one else [members]:
+                asked = [self._adopt(member, version, mode, timeout_s) for member in group]
+                outcome.add(group, await _all(asked))
+                if outcome.failed:
+                    break
+            else:
+                await self._catch_up(outcome, new, mode, timeout_s)
+            if outcome.failed or not outcome.changed:
+                await self._discard(self._leased())
+                raise outcome.error(self._leased())
+            return WeightsReport(
+                weights_version=version,
+                load_s=load_s,
+                replicas=tuple(outcome.changed.values()),
+                lost=tuple(outcome.lost),
+            )
+        finally:
+            self.stage = ""
 
     async def _members(self) -> list[Member]:
-        """All that live, once all can be reached."""
+        """All that live and stay, once all can be reached."""
         give_up_at = self._clock() + self._away_s
         while True:
-            members = list(self._leased())
+            members = self._staying()
             away = [member.info.replica for member in members if not member.client.connected]
             if not away or self._clock() >= give_up_at:
                 break
@@ -103,7 +102,39 @@ class WeightsUpdater:
         if away or not members:
             missing = f"{', '.join(away)} cannot be reached" if away else "the model has no replica"
             raise ReplicaUnavailableError(f"{missing}: no weights have changed")
-        return [member for member in members if not member.client.draining]
+        return members
+
+    def _staying(self) -> list[Member]:
+        return [member for member in self._leased() if not member.client.draining]
+
+    async def _catch_up(self, outcome: "_Outcome", new: NewWeights, mode: UpdateMode, timeout_s: float) -> None:
+        """Change those too that were announced while the others loaded, or were lost and are back.
+
+        Who starts after the first has changed begins with the new weights. Who was announced before that is known here
+        by the time that the others are known to have changed, which is what this waits for.
+        """
+        give_up_at = self._clock() + self._away_s
+        while behind := [one for one in self._staying() if one.info.weights_version != outcome.version]:
+            behind = [one for one in behind if one.info.replica not in outcome.changed]
+            late = [one for one in behind if one.client.connected]
+            outcome.add(late, await _all([self._change(one, outcome.version, new, mode, timeout_s) for one in late]))
+            if outcome.failed:
+                return
+            if self._clock() >= give_up_at:
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+        for one in behind:
+            if one.info.replica not in outcome.changed and one.info.replica not in outcome.lost:
+                outcome.failed[one.info.replica] = ReplicaUnavailableError("cannot be reached")
+
+    async def _change(
+        self, member: Member, version: str, new: NewWeights, mode: UpdateMode, timeout_s: float
+    ) -> ReplicaWeights:
+        try:
+            await member.client.ask("prepare_weights", asdict(new), LOAD_S)
+            return await self._adopt(member, version, mode, timeout_s)
+        except ReplicaUnavailableError as error:  # it is about to be ready, or was lost this moment
+            raise ReplicaLostError(error.message) from error
 
     async def _prepare(self, members: Sequence[Member], new: NewWeights) -> str:
         """The version, once all have it beside their own."""
@@ -149,17 +180,32 @@ def _is_error(found: object) -> bool:
     return isinstance(found, WarmrootError)
 
 
-def _incomplete(
-    version: str,
-    members: Sequence[Member],
-    changed: Sequence[ReplicaWeights],
-    lost: Sequence[str],
-    failed: dict[str, WarmrootError],
-) -> WarmrootError:
-    held = {one.replica for one in changed}
-    kept = [member.info for member in members if member.info.replica not in held and member.info.replica not in lost]
-    told = [f"{replica}: {error.message}" for replica, error in failed.items()]
-    told += [f"{replica} was lost" for replica in lost]
-    told += [f"{replica} holds {version}" for replica in sorted(held)]
-    told += [f"{info.replica} holds {info.weights_version}" for info in kept]
-    return WeightsUpdateError(f"not all replicas have changed to {version}: {'; '.join(told)}")
+@dataclass(slots=True)
+class _Outcome:
+    """What became of each replica."""
+
+    version: str
+    changed: dict[str, ReplicaWeights] = field(default_factory=dict[str, ReplicaWeights])
+    lost: dict[str, None] = field(default_factory=dict[str, None])
+    failed: dict[str, WarmrootError] = field(default_factory=dict[str, WarmrootError])
+
+    def add(self, members: Sequence[Member], found: Sequence[Any]) -> None:
+        """What each of them gave or raised."""
+        for member, one in zip(members, found, strict=True):
+            replica = member.info.replica
+            if isinstance(one, ReplicaLostError):
+                self.lost[replica] = None
+            elif isinstance(one, WarmrootError):
+                self.failed[replica] = one
+            else:
+                self.changed[replica] = one
+                self.lost.pop(replica, None)
+
+    def error(self, leased: Sequence[Member]) -> WarmrootError:
+        """Says who holds what."""
+        told = [f"{replica}: {error.message}" for replica, error in self.failed.items()]
+        told += [f"{replica} was lost" for replica in self.lost]
+        told += [f"{replica} holds {self.version}" for replica in sorted(self.changed)]
+        others = [member.info for member in leased if member.info.replica not in self.changed | self.lost]
+        told += [f"{info.replica} holds {info.weights_version}" for info in others]
+        return WeightsUpdateError(f"not all replicas have changed to {self.version}: {'; '.join(told)}")

@@ -100,8 +100,8 @@ class RankProcesses:
 
     def _ask(self, question: object, within_s: float) -> list[Any]:
         """What every rank answers. Raises the first error among the answers when all have come, RankLostError."""
-        end = time.monotonic() + within_s
         with self._asking:
+            end = time.monotonic() + within_s
             for child in self._children:
                 child.tell(question)
             answers = [self._next([child], end)[1] for child in self._children]
@@ -191,28 +191,32 @@ def main(fd: str, rank: str, device: str, start_s: str) -> None:
     logging.basicConfig(format=f"rank {rank}: %(levelname)s %(name)s: %(message)s")
     parent, code = Connection(int(fd)), 1
     try:
-        _run(parent, Rank(int(rank), ADDRESS, torch.device(device)), rank == "0", float(start_s))
+        _run(parent, Rank(int(rank), ADDRESS, torch.device(device)), rank, float(start_s))
         code = 0
     except EOFError:
         logger.error("the leader has ended")
     except Exception as error:
         logger.exception("the rank has failed")
         with suppress(OSError):
-            parent.send(error if isinstance(error, WarmrootError) else EngineError(f"rank {rank}: {error!r}"))
+            parent.send(_sendable(rank, error))
     sys.stderr.flush()
     os._exit(code)  # the threads of gloo and of the store know no orderly end
 
 
-def _run(parent: Connection, member: Rank, is_first: bool, start_s: float) -> None:
-    if is_first:
+def _run(parent: Connection, member: Rank, rank: str, start_s: float) -> None:
+    if rank == "0":
         parent.send(member.serve_store(start_s))
     config, meeting = parent.recv()
-    threading.Thread(target=_serve, args=(parent, member), name="parent", daemon=True).start()
+    threading.Thread(target=_serve, args=(parent, member, rank), name="parent", daemon=True).start()
     parent.send(member.join(config, meeting, lambda done, total: parent.send((done, total))))
     member.run(_leave)
 
 
-def _serve(parent: Connection, member: Rank) -> None:
+def _sendable(rank: str, error: Exception) -> WarmrootError:
+    return error if isinstance(error, WarmrootError) else EngineError(f"rank {rank}: {error!r}")
+
+
+def _serve(parent: Connection, member: Rank, rank: str) -> None:
     """Answer (what was asked for, error), until the connection ends: with the parent, or when it is through with this
     process.
     """
@@ -221,8 +225,8 @@ def _serve(parent: Connection, member: Rank) -> None:
             question = parent.recv()
             try:
                 parent.send((_answer(member, question), None))
-            except WarmrootError as error:
-                parent.send((None, error))
+            except Exception as error:
+                parent.send((None, _sendable(rank, error)))
     os._exit(1)
 
 

@@ -21,7 +21,8 @@ class NextWeights:
         """``decoder`` is the one in use, loaded for ``shard`` with that ``dtype`` and ``quantization``."""
         self._decoder = decoder
         self._shard = shard
-        self._dtype = dtype
+        # On a GPU "auto" was decided by the first weights: what is cached and computed keeps its dtype.
+        self._dtype = dtype if decoder.device.type == "cpu" else str(decoder.dtype).removeprefix("torch.")
         self._quantization = quantization
         self._next: tuple[str, Decoder] | None = None
 

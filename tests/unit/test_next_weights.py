@@ -10,6 +10,7 @@ from training_models import small_llama
 
 from warmroot.actors.engine.config import EngineConfig
 from warmroot.actors.engine.engine import Engine
+from warmroot.actors.models.loader import load_model
 from warmroot.actors.models.source import resolve_model
 from warmroot.actors.models.tensor_source import TensorSource
 from warmroot.actors.parallel.shard import Shard
@@ -105,6 +106,15 @@ def test_drafting_layers_change_with_the_model(folders):
     adopt(engine, "new")
     assert generate(engine, "b") == generate(start(load(folders[1], "auto")[0], "new"), "b")
     assert runner._drafter._layers._decoder.layers[0] is runner.decoder.layers[0]  # type: ignore[union-attr]
+
+
+def test_off_the_cpu_new_weights_take_the_dtype_that_the_first_ones_decided(folders, tmp_path: Path):
+    small_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    decoder = load_model(tmp_path, dtype="auto", device=torch.device("meta"))
+    following = NextWeights(decoder, Shard.whole(decoder.spec), dtype="auto", quantization="auto")
+    following.prepare("new", folders[1])  # of float32
+    following.adopt("new")
+    assert (decoder.dtype, decoder.head.weight.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def spoilt(source: Path, folder: Path, change) -> Path:

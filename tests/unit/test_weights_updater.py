@@ -36,6 +36,8 @@ class Replica:
         answer = self.answers.get(what, {})
         if isinstance(answer, Exception):
             raise answer
+        if what == "adopt_weights":
+            self.info.weights_version = arguments["version"]
         return answer
 
 
@@ -110,6 +112,64 @@ async def test_a_replica_that_is_lost_is_no_failure():
     assert ([one.replica for one in report.replicas], report.lost) == (["a"], ("b",))
 
 
+async def test_one_that_was_lost_and_is_back_is_asked_again():
+    updater, replicas, asked = make(b={"adopt_weights": ReplicaLostError("gone")})
+    updater._away_s = 60.0
+    task = asyncio.ensure_future(updater.update(NEW))
+    while asked.count(("b", "adopt_weights")) < 2:
+        await asyncio.sleep(0)
+    replicas["b"].answers["adopt_weights"] = {"seconds": 0.5}
+    report = await task
+    assert ([one.replica for one in report.replicas], report.lost) == (["a", "b"], ())
+    assert asked[-2:] == [("b", "prepare_weights"), ("b", "adopt_weights")]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_one_that_came_while_the_others_loaded_changes_too(ready: bool):
+    updater, replicas, asked = make()
+    updater._away_s = 60.0
+    newcomer = Replica("c", asked)
+    if not ready:  # it looks itself which weights the others have, before it is
+        newcomer.answers["prepare_weights"] = ReplicaUnavailableError("c is not ready for prepare_weights")
+    task = asyncio.ensure_future(updater.update(NEW))
+    while ("a", "prepare_weights") not in asked:
+        await asyncio.sleep(0)
+    replicas["c"] = newcomer
+    while ("c", "prepare_weights") not in asked:
+        await asyncio.sleep(0)
+    if not ready:
+        newcomer.info.weights_version = "2"
+    report = await task
+    assert [one.replica for one in report.replicas] == (["a", "b", "c"] if ready else ["a", "b"])
+    assert newcomer.info.weights_version == "2"
+
+
+async def test_one_that_came_and_cannot_be_reached_is_named():
+    updater, replicas, asked = make()
+    task = asyncio.ensure_future(updater.update(NEW))
+    while ("a", "prepare_weights") not in asked:
+        await asyncio.sleep(0)
+    replicas["c"] = Replica("c", asked)
+    replicas["c"].connected = False
+    with pytest.raises(WeightsUpdateError, match="c: cannot be reached; a holds 2; b holds 2; c holds 1"):
+        await task
+
+
+async def test_it_goes_on_when_nobody_waits_for_it_any_more():
+    updater, replicas, asked = make()
+    task = asyncio.ensure_future(updater.update(NEW))
+    while not asked:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(InvalidRequestError, match="another update"):
+        await updater.update(NEW)
+    while updater.stage:
+        await asyncio.sleep(0)
+    assert [replica.info.weights_version for replica in replicas.values()] == ["2", "2"]
+
+
 async def test_nothing_begins_while_a_replica_is_out_of_reach_or_there_is_none():
     updater, replicas, asked = make()
     replicas["b"].connected = False
@@ -126,6 +186,9 @@ async def test_one_that_leaves_is_left_alone():
     replicas["b"].draining = True
     await updater.update(NEW)
     assert {name for name, _ in asked} == {"a"}
+    replicas["a"].draining = True
+    with pytest.raises(ReplicaUnavailableError, match="has no replica"):
+        await updater.update(NEW)
 
 
 def test_weights_come_from_one_place():
