@@ -19,6 +19,10 @@ from .request import Request
 
 REST_STEPS = (16, 512)
 """Steps without drafts, once none was worth it, before it is asked again: fewest, and most after many vain attempts."""
+_MOST_TRIED = 0.01
+"""Of the time that may go into attempts: a drafting model computes all that it has missed before its first guess."""
+_MOST_TRY = 10.0
+"""Steps that an attempt may be as long as, beside its own; beyond that it was disturbed."""
 _MARGIN = 0.7
 """Of the probability that would pay: those of heads are not exact, and what is never tried is not learnt."""
 _PASSES = {"ngram": 0, "medusa": 1}
@@ -60,7 +64,12 @@ class Speculator:
         """Of guesses that are worth verifying, by the last lengths that were asked for."""
         self._rest = 0
         self._patience = REST_STEPS[0]
+        self._rest_rows = 0
         self._has_rested = False
+        self._tries = False
+        """The step in flight is one that a rest was ended for."""
+        self._worth_of_tries = (0, 0)
+        """Steps that the last two attempts must be followed by, to have been cheap. One may have been disturbed."""
         self._longest = 1
         """Draft lengths that steps have been seen with, doubled: what is longer might be very slow."""
 
@@ -101,9 +110,10 @@ class Speculator:
         if any(lengths):
             self._patience = max(REST_STEPS[0], self._patience - REST_STEPS[0])
         elif self._has_rested:  # what was measured then may have changed: one token tells, and costs next to nothing
-            lengths = [1] * len(requests)
+            lengths, self._tries = [1] * len(requests), True
         else:
-            self._rest, self._patience = self._patience, min(2 * self._patience, REST_STEPS[1])
+            self._rest, self._rest_rows = max(self._patience, min(self._worth_of_tries)), rows
+            self._patience = min(2 * self._patience, REST_STEPS[1])
         self._has_rested = False
         for request, length in zip(requests, lengths, strict=True):
             if not length:
@@ -134,9 +144,20 @@ class Speculator:
 
     def stepped(self, shape: StepShape | None, seconds: float) -> None:
         """A step is done."""
-        if shape is not None and self._seconds.record(shape, seconds):
-            self._patience = REST_STEPS[0]  # it was judged by times that hold no more
+        if shape is not None:
+            if self._tries and shape.passes:
+                self._tries, self._worth_of_tries = False, (self._worth_of_tries[1], self._steps_for(shape, seconds))
+            if self._seconds.record(shape, seconds):
+                self._patience = REST_STEPS[0]  # it was judged by times that hold no more
+            if 2 * shape.rows <= self._rest_rows:
+                self._rest = self._rest_rows = 0  # drafts that many rows leave no time for may pay for few
         if self._rest:
             self._rest -= 1
             self._has_rested = not self._rest
             self._acceptance.rest()
+
+    def _steps_for(self, shape: StepShape, seconds: float) -> int:
+        """How many steps without drafts make an attempt that took so long a small part of the time."""
+        base, per_row, _ = self._seconds.costs(shape.rows)
+        plain = base + per_row * shape.rows
+        return round(min(seconds / plain - 1.0, _MOST_TRY) / _MOST_TRIED) if 0.0 < plain < seconds else 0
