@@ -36,7 +36,7 @@ def model_routes(service: Service) -> APIRouter:
         principal = principal_of(request.scope)
         return ModelList(data=[card(name, principal) for name in service.models(principal)])
 
-    @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
+    @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}, 503: {"model": ErrorBody}})
     async def retrieve_model(request: Request, model: str) -> ModelCard:
         """One served model."""
         return card(model, principal_of(request.scope))

@@ -72,9 +72,8 @@ TokenizeRequest = Annotated[
 
 def token_routes(service: Service) -> APIRouter:
     """The two routes."""
-    router = APIRouter(
-        tags=["tokens"], route_class=JsonRoute, responses={400: {"model": ErrorBody}, 404: {"model": ErrorBody}}
-    )
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 404, 503)}
+    router = APIRouter(tags=["tokens"], route_class=JsonRoute, responses=errors)
 
     @router.post("/tokenize")
     async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:

@@ -240,6 +240,25 @@ async def test_before_a_model_is_known_it_is_503():
     assert response.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "template", "body"),
+    [
+        ("POST", "/v1/completions", None, {"prompt": "x"}),
+        ("POST", "/tokenize", None, {"prompt": "x"}),
+        ("POST", "/detokenize", None, {"tokens": [1]}),
+        ("GET", "/v1/models/tiny", "/v1/models/{model}", None),
+    ],
+)
+async def test_what_needs_a_model_tells_in_the_document_that_there_may_be_none(method, path, template, body):
+    rig = Rig()
+    rig.frontends.clear()
+    async with rig.http() as client:
+        response = await client.request(method, path, json=body)
+        document = (await client.get("/openapi.json")).json()
+    assert response.status_code == 503
+    assert "503" in document["paths"][template or path][method.lower()]["responses"]
+
+
 async def test_unknown_path_and_method():
     async with Rig().http() as client:
         missing, method = await client.get("/v1/nothing"), await client.get("/v1/completions")

@@ -53,3 +53,10 @@ async def test_it_is_for_admins():
         headers = {"authorization": f"Bearer {key}"}
         response = await rig.post("/admin/update_weights", {"weights": "/models/new"}, headers=headers)
         assert response.status_code == status
+
+
+async def test_every_status_that_it_answers_with_is_documented():
+    async with Rig().http() as client:
+        document = (await client.get("/openapi.json")).json()
+    statuses = set(document["paths"]["/admin/update_weights"]["post"]["responses"])
+    assert statuses == {"200", "400", "401", "403", "404", "413", "429", "431", "500", "503", "504"}
