@@ -68,6 +68,8 @@ class GenerateRequest:
     """Prompt tokens of the sequences that will be let in with it. Neither travels."""
     trace: str = ""
     """W3C ``traceparent`` of the span that its spans belong under; empty: nobody traces it."""
+    is_suspect: bool = False
+    """It may be what ends replicas: one replica takes one of these at a time."""
 
     @property
     def seed(self) -> int:

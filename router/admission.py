@@ -98,9 +98,9 @@ class Admission(Generic[T]):
             return []
         key = key_of(request)
         promise = self.promises.find(key, now)
-        if not len(self._line) or (
-            promise is not None and promise.is_due(now) and self._ahead(claim, bound) <= _STRETCH * bound
-        ):
+        # Who comes too early is let in where everybody is.
+        stretch = _STRETCH if promise is not None and promise.is_due(now) else _FREE
+        if not len(self._line) or (promise is not None and self._ahead(claim, bound) <= stretch * bound):
             self.promises.keep(key)
             return self._push_out(claim, bound, most, now)
         if promise is not None and not promise.is_due(now):

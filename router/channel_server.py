@@ -69,6 +69,8 @@ class ChannelServer:
         """For what is asked besides generating."""
         self._answering: set[asyncio.Task[None]] = set()
         self.owners: dict[RequestId, _Connection] = {}
+        self.suspects: set[RequestId] = set()
+        """Those of ``owners`` that may be what ends replicas."""
         self.draining = False
         self._token = token
         self._connections: set[_Connection] = set()
@@ -216,6 +218,7 @@ class _Connection(asyncio.Protocol):
     def disown(self, request_id: RequestId) -> None:
         self.requests.discard(request_id)
         self._server.owners.pop(request_id, None)
+        self._server.suspects.discard(request_id)
 
     def tell_that_it_drains(self) -> None:
         if self._trusted:
@@ -276,6 +279,8 @@ class _Connection(asyncio.Protocol):
                 raise ReplicaUnavailableError(f"{service.info.replica} is about to stop")
             if request.request_id in self._server.owners:
                 raise InvalidRequestError(f"request {request.request_id} is already running", param="request_id")
+            if request.is_suspect and self._server.suspects:  # another router's
+                raise ReplicaUnavailableError(f"{service.info.replica} has a request that may end it already")
             service.submit(request)
         except WarmrootError as error:
             self.send(wire.Rejected(request.request_id, error, service.load()))
@@ -286,6 +291,8 @@ class _Connection(asyncio.Protocol):
         else:
             self.requests.add(request.request_id)
             self._server.owners[request.request_id] = self
+            if request.is_suspect:
+                self._server.suspects.add(request.request_id)
             self.send(wire.Accepted(request.request_id, service.load()))
 
     def send(self, message: wire.Message) -> None:

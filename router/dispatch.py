@@ -245,6 +245,7 @@ class Dispatcher:
             ticket = await self._submit(question, moved=journey.num_moves > 0)
             if journey.is_suspect and not self._quarantine.enter(ticket):
                 self.core.finish(ticket)
+                await self._membership.wait_changed(LOOK_AGAIN_S)
                 continue
             try:
                 return await self._first_delta(ticket, journey, question)
@@ -261,10 +262,15 @@ class Dispatcher:
         journey.lost(error)
 
     async def _kept_apart(self, question: RoutingRequest) -> RoutingRequest:
-        """Where no other suspect is, once there is such a replica, or none at all."""
-        while (ready := self.ready()) and self._clock() < question.deadline:
-            if not self._quarantine.fills(member.info.replica for member in ready):
-                break
+        """Where no other suspect is, once there is such a replica with room for it, or none at all with room.
+
+        Raises DeadlineExceededError.
+        """
+        while self._quarantine.fills(
+            member.info.replica for member in self.ready() if member.info.max_model_len >= question.context_tokens
+        ):
+            if self._clock() >= question.deadline:
+                raise DeadlineExceededError("the request's deadline passed while other suspects were on every replica")
             await self._membership.wait_changed(LOOK_AGAIN_S)
         return replace(question, avoid=self._quarantine.replicas)
 
@@ -333,6 +339,8 @@ class Dispatcher:
                         raise
                 refusals.append(error)
                 self.core.refused(ticket, error)
+                if journey.is_suspect and not self._quarantine.enter(ticket):
+                    break  # another one came there meanwhile
                 continue
             self.core.first_token(ticket, first.cached_tokens)
             if claimed and ticket.replica == chosen:

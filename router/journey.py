@@ -55,6 +55,7 @@ class Journey:
             params=replace(source.params, seed=source.seed),
             output_token_ids=list(self._output),
             age=source.age + max(self._clock() - self._began, 1e-3),
+            is_suspect=self.is_suspect,
         )
 
     def taken_by(self, replica: ReplicaId | None) -> None:

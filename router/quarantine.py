@@ -11,7 +11,7 @@ from .ticket import Ticket
 
 
 class Quarantine:
-    """The suspects of one router. Those of other routers are not known to it."""
+    """The suspects of one router. Those of others it does not know: replicas refuse a second one."""
 
     def __init__(self) -> None:
         self._tickets: set[Ticket] = set()
@@ -23,11 +23,13 @@ class Quarantine:
         return frozenset(ticket.replica for ticket in self._tickets if ticket.replica is not None)
 
     def fills(self, replicas: Iterable[ReplicaId]) -> bool:
-        """Whether there is a suspect on each of them already."""
-        return self.replicas.issuperset(replicas)
+        """Whether there is a suspect on each of them already. Without any of them there is room for one that comes."""
+        names = set(replicas)
+        return bool(names) and self.replicas >= names
 
     def enter(self, ticket: Ticket) -> bool:
-        """Take a suspect in until its ticket ends. False: there is another one where it is bound to."""
+        """Take a suspect in until its ticket ends. False: there is another one where it is bound to now."""
+        self._tickets.discard(ticket)
         if ticket.replica in self.replicas:
             return False
         self._tickets.add(ticket)

@@ -205,6 +205,7 @@ def _request_to_wire(request: GenerateRequest) -> list[Any]:
         request.deadline,
         request.age,
         request.trace,
+        request.is_suspect,
     ]
 
 
@@ -216,7 +217,7 @@ def _submit_from_wire(wire: list[Any]) -> Submit | Unreadable:
 
 
 def _request_from_wire(wire: list[Any]) -> GenerateRequest:
-    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age, trace, *_ = wire
+    request_id, prompt, params, output, priority, cache_salt, arrival, tenant, share, deadline, age, trace, *more = wire
     return GenerateRequest(
         request_id=RequestId(_typed(request_id, str)),
         prompt_token_ids=_unpack_tokens(prompt),
@@ -230,6 +231,7 @@ def _request_from_wire(wire: list[Any]) -> GenerateRequest:
         deadline=float(deadline),
         age=float(age),
         trace=_typed(trace, str),
+        is_suspect=bool(more and more[0]),  # not told by the release before
     )
 
 

@@ -20,6 +20,8 @@ KEYS = {
     "max_model_len": 1024,
     "max_body_bytes": 256 * 1024,
     "shutdown_grace": 2.0,
+    # However slow the machine is: what is tested here is never refused.
+    "max_queue_wait": 3600.0,
 }
 
 

@@ -210,11 +210,16 @@ async def check_only_others_serve(client: httpx.AsyncClient, victim: str) -> Non
 
 
 async def check_all_serve(cluster: Cluster) -> None:
-    expected = {replica.info.replica for replica in cluster.replicas()}
+    missing = {replica.info.replica for replica in cluster.replicas()}
     async with httpx.AsyncClient(base_url=cluster.url, timeout=120, trust_env=False) as client:
-        requests = [
-            client.post("/v1/completions", json={"model": "smollm2", "prompt": f"{number} red", "max_tokens": 8})
-            for number in range(16)
-        ]
-        served = {response.headers["x-warmroot-replica"] for response in await asyncio.gather(*requests)}
-    assert served == expected
+        for turn in range(20):  # a replica that was slow at first gets little until the others are busy
+            requests = [
+                client.post(
+                    "/v1/completions", json={"model": "smollm2", "prompt": f"{turn} {number} red", "max_tokens": 8}
+                )
+                for number in range(16)
+            ]
+            missing -= {response.headers["x-warmroot-replica"] for response in await asyncio.gather(*requests)}
+            if not missing:
+                return
+    raise AssertionError(f"{missing} serve nothing")

@@ -41,6 +41,8 @@ class EngineReplica:
         self.server = ChannelServer(self, "secret")
         self.sent: dict[str, int] = {}
         self.taken: list[GenerateRequest] = []
+        self.most_suspects = 0
+        """At a time."""
         self.step_s = 0.0
         self.loop = None
         self.info = ReplicaInfo(
@@ -65,6 +67,7 @@ class EngineReplica:
 
     async def steps(self):
         while True:
+            self.most_suspects = max(self.most_suspects, len(self.server.suspects))
             if self.engine.has_work:
                 self.push(self.engine.step())
                 self.on_step(self)

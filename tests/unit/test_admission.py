@@ -84,6 +84,18 @@ def test_a_place_is_kept_for_who_was_told_to_come_back_and_not_for_who_comes_too
     assert rig.admission.promises.kept == 1
 
 
+def test_who_comes_too_early_gets_in_where_anybody_does():
+    rig = Rig()
+    for name in "abcd":
+        rig.ask(name)
+    assert min(rig.refusal(f"told{n}") for n in range(30)) == pytest.approx(0.5)
+    assert rig.refusal("told29") > 5
+    rig.serve(1.5)
+    rig.ask("told29")  # the queue is half full with it, not more
+    assert rig.admission.promises.kept == 1
+    assert rig.refusal("told28") > 3
+
+
 def test_places_of_those_who_do_not_come_back_are_given_away():
     rig = Rig()
     for name in "abcd":

@@ -1,4 +1,5 @@
 import contextlib
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -66,6 +67,7 @@ REQUEST = GenerateRequest(
     share=0.5,
     deadline=2.5,
     trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+    is_suspect=True,
 )
 LOGPROB = TokenLogprob(9, -0.5, 2, ((8, -0.25), (9, -0.5)))
 DELTA = TokenDelta(
@@ -252,3 +254,9 @@ def test_a_request_with_parameters_of_a_later_release_is_told_apart():
     fields = msgpack.unpackb(wire.encode(wire.Submit(request))[4:])
     fields[3] |= {"of_tomorrow": 1, "also_new": 2}
     assert wire.decode(msgpack.packb(fields)) == wire.Unreadable(RequestId("r"), ("also_new", "of_tomorrow"))
+
+
+def test_a_request_of_the_release_before_is_understood():
+    kind, *fields = msgpack.unpackb(body(wire.Submit(REQUEST)))
+    before = wire.decode(msgpack.packb([kind, *fields[:-1]]))
+    assert isinstance(before, wire.Submit) and before.request == replace(REQUEST, is_suspect=False)

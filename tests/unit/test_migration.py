@@ -16,7 +16,9 @@ from warmroot.cluster.messages import FinishReason
 from warmroot.kv_store.hashing import pack_tokens
 from warmroot.router import channel_client, channel_server, silence
 from warmroot.router.channel_client import ChannelClient
+from warmroot.router.dispatch import Dispatcher
 from warmroot.router.membership import Membership
+from warmroot.router.policy import make_policy
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 EXPECTED = expected_output(PROMPT, 12, VOCAB)
@@ -151,6 +153,69 @@ async def test_suspects_run_beside_each_other_where_there_are_replicas_for_it():
         assert moved == {"b", "c"}
 
 
+async def two_suspects(cluster, other):
+    """Replica "a" is lost with both; the first of them finds another one before the second does."""
+    (a,) = cluster.replicas.values()
+    a.step_s = 0.01
+    tasks = []
+    for source in (request("first", max_tokens=150), other):
+        tasks.append(asyncio.ensure_future(cluster.run(source)))
+        await until(lambda source=source: a.sent.get(source.request_id))
+    b = await cluster.start("b")
+    b.step_s = 0.005
+    return *tasks, a, b
+
+
+async def test_a_suspect_waits_for_a_replica_of_its_own_until_its_deadline():
+    async with MigratingCluster("a", max_losses=2, wait_s=20.0) as cluster:
+        deadline = time.time() + 3.0
+        first, second, a, b = await two_suspects(cluster, replace(request("r", max_tokens=900), deadline=deadline))
+        await cluster.ready("a", "b")
+        a.fail()
+        await until(lambda: b.taken)
+        b.step_s = 0.1  # it has more to do than it can before that deadline
+        error = await asyncio.wait_for(ends_with(second), 20)
+        assert isinstance(error, DeadlineExceededError) and "suspects" in error.message
+        b.step_s = 0.0
+        assert check_whole(await asyncio.wait_for(first, 20), "first") == expected_output(PROMPT, 150, VOCAB)
+        assert [one.request_id for one in b.taken] == ["first~1"]
+
+
+async def test_a_suspect_does_not_go_where_it_has_no_room_but_waits():
+    async with MigratingCluster("a", max_losses=2, wait_s=20.0) as cluster:
+        first, second, a, b = await two_suspects(cluster, request("r", max_tokens=40))
+        small = await cluster.start("small", scripted_engine(max_model_len=20), max_model_len=20)
+        await cluster.ready("a", "b", "small")
+        a.fail()
+        assert check_whole(await asyncio.wait_for(second, 20), "r") == expected_output(PROMPT, 40, VOCAB)
+        assert check_whole(await first, "first") == expected_output(PROMPT, 150, VOCAB)
+        assert [one.request_id for one in b.taken] == ["first~1", "r~1"] and not small.taken
+
+
+async def test_suspects_of_several_routers_are_not_together_on_a_replica():
+    async with MigratingCluster("a", max_losses=2, wait_s=20.0) as cluster:
+        membership = Membership(cluster.bus, "secret")
+        await membership.start()
+        await until(membership.ready)
+        theirs = Dispatcher(membership, make_policy("warm_prefix"), max_losses=2, wait_s=20.0)
+        (a,) = cluster.replicas.values()
+        a.step_s = 0.01
+        runs = [
+            asyncio.ensure_future(cluster_rest(router.generate(request(name, max_tokens=60))))
+            for router, name in ((cluster.dispatcher, "ours"), (theirs, "theirs"))
+        ]
+        await until(lambda: len(a.sent) == 2)
+        (await cluster.start("b")).step_s = 0.005
+        await until(lambda: len(membership.ready()) == len(cluster.membership.ready()) == 2)
+        a.fail()
+        for name, run in zip(("ours", "theirs"), runs, strict=True):
+            assert check_whole(await asyncio.wait_for(run, 20), name) == expected_output(PROMPT, 60, VOCAB)
+        b = cluster.replicas["b"]
+        assert {one.request_id for one in b.taken} == {"ours~1", "theirs~1"} and b.most_suspects == 1
+        assert not b.server.suspects
+        await membership.close()
+
+
 async def test_it_goes_on_where_there_is_room_for_all_of_it():
     async with MigratingCluster("a") as cluster:
         await cluster.start("small", scripted_engine(max_model_len=20), max_model_len=20)
@@ -217,14 +282,14 @@ async def test_a_connection_that_breaks_leads_back_to_the_same_replica():
 
 async def test_a_full_replica_takes_what_another_had_accepted():
     async with MigratingCluster("a", policy="round_robin") as cluster:
-        cluster.replicas["a"].step_s = 0.02
         stream = cluster.dispatcher.generate(request(max_tokens=40))
         await anext(stream)
+        cluster.replicas["a"].stop_computing()  # or it might end there, however long the rest takes
         b = await cluster.start("b", scripted_engine(max_num_seqs=1, max_num_queued_reqs=1))
         b.stop_computing()
         b.engine.add(request("runs"))
         b.engine.step()
-        await asyncio.sleep(0.1)  # its way to the other replica makes a request a little younger
+        await asyncio.sleep(0.5)  # its way to the other replica makes a request a little younger
         b.engine.add(request("waits"))
         await cluster.ready("a", "b")
         cluster.replicas["a"].kill()
