@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from . import custom_resources, network, pods, ray_cluster, references, security, serve_config
+from . import custom_resources, network, pods, prometheus, ray_cluster, references, security, serve_config
 from .tools import Manifest, Tools
 
 
@@ -15,5 +15,6 @@ def problems_of(tools: Tools, made: Sequence[Manifest]) -> list[str]:
         *references.problems(made),
         *network.problems(made),
         *security.problems(made),
+        *prometheus.problems_in(tools, made),
         *(problem for version in pods.VERSIONS for problem in pods.problems(tools, made, version)),
     ]

@@ -3,7 +3,7 @@
 import re
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ...router.metrics import RequestMetrics
 from ...router.openai.settings import ApiSettings
 from ...router.openai.tenancy import Tenancy
 from ...router.several_models import SeveralModels
-from .tools import CHART, Tools
+from .tools import CHART, Manifest, Tools
 
 RULES = CHART / "files" / "rules.yaml"
 TESTS = Path(__file__).with_name("rules_test.yaml")
@@ -26,6 +26,18 @@ def problems(tools: Tools, rules: Path = RULES, tests: Path = TESTS) -> list[str
     """Of the rules. ``tests`` are promtool's unit tests of them."""
     found = tools.problems("promtool", "check", "rules", rules)
     return found or [*_tested(tools, rules, tests), *_known(rules), *_described(rules)]
+
+
+def problems_in(tools: Tools, manifests: Sequence[Manifest]) -> list[str]:
+    """Of the rules of a release."""
+    found: list[str] = []
+    for manifest in manifests:
+        if manifest.get("kind") == "PrometheusRule":
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                yaml.safe_dump(manifest["spec"], file)
+                file.flush()
+                found += tools.problems("promtool", "check", "rules", file.name)
+    return found
 
 
 def check_expressions(tools: Tools, expressions: Iterable[tuple[str, str]]) -> list[str]:

@@ -7,11 +7,13 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from .pods import all_pods, containers, ray_pods, services
+from .pods import all_pods, containers, groups, ray_pods, services
 from .selectors import labels_of, selected, selects
 from .tools import Manifest, name_of
 
 Pods = Mapping[str, Manifest]
+FILES = ("api_keys_file", "channel_certfile", "channel_keyfile", "channel_ca_certs")
+"""Keys of the configuration that name files of the pods."""
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:
@@ -25,6 +27,7 @@ def problems(manifests: Sequence[Manifest]) -> list[str]:
         *_monitors(manifests, pods),
         *_backends(manifests),
         *_stores(manifests),
+        *_files(manifests),
     ]
 
 
@@ -100,6 +103,22 @@ def _stores(manifests: Sequence[Manifest]) -> Iterator[str]:
             yield from (f"{name_of(service)}: {problem}" for problem in _store(urlsplit(url).hostname, manifests))
         if {_place(url) for url in heads} & {_place(url) for url in stores}:
             yield f"{name_of(service)}: the head and the routers must not share a Redis: its state is not for eviction"
+
+
+def _files(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Files that the application is to read must lie in a volume of every pod."""
+    for service in services(manifests):
+        applications: Any = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+        files = {key: one["args"][key] for one in applications for key in FILES if key in one.get("args", {})}
+        for name, group in groups(service):
+            mounts = [
+                mount["mountPath"]
+                for container in containers(group["template"])
+                for mount in container.get("volumeMounts", [])
+            ]
+            for key, file in files.items():
+                if not any(file.startswith(f"{mount}/") for mount in mounts):
+                    yield f"{name_of(service)}: {key}: {file} is in no volume of {name}"
 
 
 def _store(host: str | None, manifests: Sequence[Manifest]) -> Iterator[str]:

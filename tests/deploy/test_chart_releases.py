@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from warmroot.cluster.application_args import read_models
 from warmroot.cluster.autoscaling_config import AutoscalingConfig
 from warmroot.cluster.config_file import load_config
 from warmroot.deploy.checks import pods
@@ -126,6 +127,44 @@ def test_a_release_has_labels_and_annotations_of_its_own(tmp_path: Path):
     metadata = service_of(manifests)["metadata"]
     assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "q"
     assert metadata["annotations"] == {"a": "b", "ray.io/initializing-timeout": "2h"}
+
+
+@needs_helm
+def test_channels_speak_tls_with_the_files_of_a_secret(tmp_path: Path):
+    manifests = made(tmp_path, tls={"channel": {"secretName": "channel"}})
+    mount = {"name": "channel-tls", "mountPath": "/etc/warmroot/channel", "readOnly": True}
+    for _, group in pods.groups(service_of(manifests)):
+        spec = group["template"]["spec"]
+        assert mount in spec["containers"][0]["volumeMounts"]
+        assert {"name": "channel-tls", "secret": {"secretName": "channel", "defaultMode": 0o440}} in spec["volumes"]
+    [config] = read_models(application_of(manifests)["args"], {})
+    files = {"certfile": "tls.crt", "keyfile": "tls.key", "ca_certs": "ca.crt"}
+    assert config.tls.channel == {key: f"/etc/warmroot/channel/{file}" for key, file in files.items()}
+
+
+@needs_helm
+@pytest.mark.tools("promtool")
+def test_an_upgrade_that_hangs_fires_for_this_release_alone(tmp_path: Path):
+    manifests = made(tmp_path, monitoring={"prometheusRule": {"enabled": True}})
+    [rules] = [one["spec"] for one in manifests if one["kind"] == "PrometheusRule"]
+    rules["groups"] = rules["groups"][-1:]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+
+    def fires(condition: str, name: str, namespace: str) -> bool:
+        labels = f'condition="{condition}",name="{name}",namespace="{namespace}"'
+        series = {"series": f"kuberay_service_condition_upgrade_in_progress{{{labels}}}", "values": "1x70"}
+        nothing = {"eval_time": "65m", "alertname": "WarmrootUpgradeHangs"}
+        tests = {
+            "rule_files": ["rules.yaml"],
+            "tests": [{"interval": "1m", "input_series": [series], "alert_rule_test": [nothing]}],
+        }
+        (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+        return "alertname" in " ".join(Tools().problems("promtool", "test", "rules", tmp_path / "tests.yaml"))
+
+    assert fires("true", RELEASE, "default")
+    assert not fires("false", RELEASE, "default")
+    assert not fires("true", RELEASE, "other")
+    assert not fires("true", "other", "default")
 
 
 @needs_helm

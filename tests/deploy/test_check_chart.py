@@ -41,6 +41,7 @@ def serve_args(service: Manifest) -> dict[str, Any]:
         {"config": {"model": "x", "api_key": "k"}},
         {"config": {"model": "x", "port": 9000}},
         {"image": {"tag": "latest"}},
+        {"tls": {"channel": {"secret": "x"}}},
         {"workers": []},
         {"workers": [{"name": "ingress", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "hosts": 1}]},
         {"terminationGracePeriodSeconds": 5},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from warmroot.deploy.checks import network, references, security
+from warmroot.deploy.checks import network, prometheus, references, security
 from warmroot.deploy.checks.selectors import selects
 from warmroot.deploy.checks.tools import EXAMPLES, Manifest, Tools, name_of, render
 
@@ -80,6 +80,13 @@ def named(manifests: Sequence[Manifest], name: str) -> Manifest:
             "RayService/warmroot",
             lambda one: one["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["volumes"].pop(0),
             "ray-head mounts tmp, and there is no such volume",
+        ),
+        (
+            "RayService/warmroot",
+            lambda one: one["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0][
+                "volumeMounts"
+            ].pop(-1),
+            "api_keys_file: /etc/warmroot/keys/keys.yaml is in no volume of ingress",
         ),
     ],
 )
@@ -198,6 +205,15 @@ def test_a_pod_with_too_many_rights_and_a_secret_in_plain_sight_are_found(manife
     assert security.problems(manifests) == []
     spoil(service)
     assert message in " ".join(security.problems(manifests))
+
+
+@needs_helm
+@pytest.mark.tools("promtool")
+def test_a_mistake_in_the_rules_of_a_release_is_found(tools: Tools, manifests: list[Manifest]):
+    assert prometheus.problems_in(tools, manifests) == []
+    [upgrade] = named(manifests, "PrometheusRule/warmroot")["spec"]["groups"][-1]["rules"]
+    upgrade["expr"] += ")"
+    assert "could not parse expression" in " ".join(prometheus.problems_in(tools, manifests))
 
 
 def test_a_secret_of_the_chart_is_found():

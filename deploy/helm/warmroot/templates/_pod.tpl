@@ -87,6 +87,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .Values.auth.apiKeysFile.secretName }}
 - {name: api-keys, mountPath: /etc/warmroot/keys, readOnly: true}
 {{- end }}
+{{- if .Values.tls.channel.secretName }}
+- {name: channel-tls, mountPath: /etc/warmroot/channel, readOnly: true}
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -112,6 +115,10 @@ seccompProfile: {type: RuntimeDefault}
   {{- end }}
 {{- with .Values.auth.apiKeysFile.secretName }}
 - name: api-keys
+  secret: {secretName: {{ . }}, defaultMode: 288}
+{{- end }}
+{{- with .Values.tls.channel.secretName }}
+- name: channel-tls
   secret: {secretName: {{ . }}, defaultMode: 288}
 {{- end }}
 {{- with .Values.extraVolumes }}

@@ -49,6 +49,11 @@ remove copies. Ingresses have to know whether they are several, and that there m
 {{- if .Values.auth.apiKeysFile.secretName }}
 {{- $_ := set $args "api_keys_file" (printf "/etc/warmroot/keys/%s" .Values.auth.apiKeysFile.key) }}
 {{- end }}
+{{- if .Values.tls.channel.secretName }}
+{{- $_ := set $args "channel_certfile" "/etc/warmroot/channel/tls.crt" }}
+{{- $_ := set $args "channel_keyfile" "/etc/warmroot/channel/tls.key" }}
+{{- $_ := set $args "channel_ca_certs" "/etc/warmroot/channel/ca.crt" }}
+{{- end }}
 {{- toYaml $args }}
 {{- end }}
 
