@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -86,14 +87,14 @@ class LoadClient:
         self._idle: deque[_Connection] = deque()
 
     async def closed_loop(self, jobs: Sequence[Job], concurrency: int) -> list[Served]:
-        """Keep ``concurrency`` requests in flight until all are done."""
+        """Keep ``concurrency`` requests in flight until all are done. Who is refused comes back when told."""
         began = time.perf_counter()
         served: dict[int, Served] = {}
         waiting = iter(enumerate(jobs))
 
         async def stream() -> None:
             for index, job in waiting:
-                served[index] = await self.one(job, began)
+                served[index] = await self._patiently(job, began)
 
         await asyncio.gather(*(stream() for _ in range(concurrency)))
         return [served[index] for index in range(len(jobs))]
@@ -136,6 +137,15 @@ class LoadClient:
             int(response.headers.get("x-warmroot-cached-tokens", 0)),
         )
         return Served(timing, response.headers.get("x-warmroot-replica", ""))
+
+    async def _patiently(self, job: Job, began: float) -> Served:
+        try:
+            return await self.one(job, began)
+        except RequestRefusedError as refused:
+            if math.isnan(refused.retry_after_s):
+                raise
+            await asyncio.sleep(refused.retry_after_s)
+        return await self._patiently(job, began)
 
     async def _connect(self) -> _Connection:
         _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)

@@ -19,7 +19,7 @@ from ...actors.models.source import resolve_model
 from ...router.tokenizer import Tokenizer
 from ..cli.flags import Parser
 from ..simulate.overload import HEAVY, LIGHT, PATIENCE_S, Overload, Slo, retry_after
-from .client import LoadClient, RequestRefusedError, Served
+from .client import LoadClient, RequestFailedError, RequestRefusedError, Served
 from .cluster import DTYPES, MODEL_NAME, running_cluster
 from .peers.protocol import Job
 from .report import Report
@@ -76,6 +76,8 @@ class _Story:
     refused: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     sent_at: float = 0.0
     served: Served | None = None
+    failed: str = ""
+    """What it got that is neither an answer nor a refusal."""
 
     @property
     def ttft_s(self) -> float:
@@ -132,7 +134,7 @@ async def _curve(
                 *(_live(story, clients[story.tenant], at, began) for story, at in zip(stories, arrivals, strict=True))
             )
             rows.append({"load": load, **_row(stories, arrivals[-1], slo)})
-            report.note(f"{load:g}x: goodput {rows[-1]['goodput_rps']:.2f}/s")
+            report.note(f"{load:g}x: goodput {rows[-1]['goodput_rps']:.2f}/s, {len(rows[-1]['failed'])} failed")
     finally:
         for one in clients.values():
             await one.close()
@@ -150,6 +152,9 @@ async def _live(story: _Story, client: LoadClient, at: float, began: float) -> N
             if not refused.retry_after_s <= PATIENCE_S:
                 return
             await asyncio.sleep(refused.retry_after_s)
+        except RequestFailedError as error:  # what becomes of the others is still to be seen
+            story.failed = error.message
+            return
 
 
 def _row(stories: Sequence[_Story], span: float, slo: Slo) -> dict[str, Any]:
@@ -166,6 +171,7 @@ def _row(stories: Sequence[_Story], span: float, slo: Slo) -> dict[str, Any]:
         "itl_p50_s": median(story.itl_s for story in served),
         "refused_share": sum(bool(story.refused) for story in stories) / len(stories),
         "served_share": {tenant: _share(stories, tenant) for tenant in (HEAVY, LIGHT)},
+        "failed": [story.failed for story in stories if story.failed],
         "retry_after": retry_after([(story.refused, story.sent_at) for story in served if story.refused]),
     }
 
@@ -202,6 +208,7 @@ def _show(report: Report, curve: dict[str, Any]) -> None:
     report.bar("goodput at 3x the capacity, of its peak", last["goodput_rps"] / max(1e-9, peak), _MIN_GOODPUT)
     error = last["retry_after"].get("error_p50", 0.0)
     report.bar("median error of Retry-After at 3x", error, _MAX_ERROR, at_least=False)
+    report.bar("requests that failed", sum(len(row.get("failed", ())) for row in curve["loads"]), 0, at_least=False)
 
 
 def _tenant(rng: random.Random) -> str:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from warmroot.deploy.bench.client import LoadClient, RequestFailedError
+from warmroot.deploy.bench.client import LoadClient, RequestFailedError, RequestRefusedError
 from warmroot.deploy.bench.peers.protocol import Job
 from warmroot.deploy.bench.sse import SseReader
 
@@ -108,3 +108,28 @@ async def test_client_measures_every_request_over_kept_connections() -> None:
 async def test_client_reports_refusals() -> None:
     with pytest.raises(RequestFailedError, match="status 503: sour"):
         await load(TinyServer(503), [Job([1], 2)], 1)
+
+
+class FullServer(TinyServer):
+    """Refuses every other request, and says when to come back."""
+
+    def answer(self, num_tokens: int) -> bytes:
+        if len(self.prompts) % 2:
+            return b"HTTP/1.1 429 No\r\nretry-after-ms: 1\r\nContent-Length: 4\r\n\r\nfull"
+        return super().answer(num_tokens)
+
+
+async def test_a_closed_loop_comes_back_when_told() -> None:
+    server = FullServer()
+    listening = await asyncio.start_server(server, "127.0.0.1", 0)
+    client = LoadClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", "m")
+    served = await client.closed_loop([Job([1], 2), Job([2], 3)], 1)
+    assert [len(answer.timing.token_times) for answer in served] == [2, 3]
+    assert server.prompts == [[1], [1], [2], [2]]
+    await client.close()
+    listening.close()
+
+
+async def test_who_is_refused_without_a_time_does_not_come_back() -> None:
+    with pytest.raises(RequestRefusedError, match="sour"):
+        await load(TinyServer(429), [Job([1], 2)], 1)
