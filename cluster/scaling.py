@@ -78,6 +78,8 @@ class Moment:
     wall: float = 0.0
     least: int = 0
     most: int
+    give_up_s: float = inf
+    """When none has come up for so long, none will: Serve tries a few times, and then not until it is asked anew."""
 
 
 def decide(
@@ -110,16 +112,20 @@ def _wanted(
 ) -> tuple[int, Need, list[str]]:
     """How many, because of which need, and what else is to be said of it."""
     target, now = moment.target, moment.now
+    idle_s = min(figures.idle_s, now - state.served[-1][0])  # whoever a replica was started for may still be on the way
     idle = Need(0.0, "idle", f"no request for {figures.idle_s:.0f} s")
     if not target:  # what came lately has been served: only who waits calls for the first one
         need = Need(max(1.0, up.replicas), "waiting", f"{figures.waiting} requests wait for the first replica")
         return (1, need, []) if figures.waiting else (0, idle, [])
+    if not (moment.ready or moment.least) and now - state.raises[0][0] > moment.give_up_s:
+        failed = Need(0.0, "waiting", f"no replica has come up for {now - state.raises[0][0]:.0f} s")
+        return 0, failed, ["it is begun anew"]
     if state.up_since is not None and now - state.up_since >= config.upscale_delay:
         wanted, step = _whole(state.up_least), config.max_upscale_step or max(1, moment.ready)
         allowed = max(target, min(wanted, moment.ready + step))
         return allowed, up, [f"{wanted} are needed, {step} may start at once"] if allowed < wanted else []
     if target == 1 and not figures.in_flight and not moment.least:
-        return (0 if figures.idle_s >= config.scale_to_zero_delay else target), idle, []
+        return (0 if idle_s >= config.scale_to_zero_delay else target), idle, []
     if state.down_since is not None and now - state.down_since >= _patience_s(config, state):
         wanted = max(1, _whole(state.down_most))
         if wanted < target and now - state.lowered_at >= _SETTLE_S:

@@ -1,9 +1,11 @@
 """How many replicas there shall be: signals, delays, bounds, and what holds whatever comes."""
 
+from collections import deque
 from dataclasses import replace
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmroot.cluster.autoscaling_config import AutoscalingConfig
@@ -29,9 +31,11 @@ IDLE = Figures(idle_s=1e4)
 class Fleet:
     """Replicas that are ready ``start_s`` after they were asked for; a second passes with each decision."""
 
-    def __init__(self, ready: int, config: AutoscalingConfig = CONFIG, start_s: float = 10.0) -> None:
+    def __init__(
+        self, ready: int, config: AutoscalingConfig = CONFIG, start_s: float = 10.0, give_up_s: float = inf
+    ) -> None:
         self.config, self.state, self.start_s = config, ScalingState(), start_s
-        self.now = 1000.0
+        self.now, self.give_up_s = 1000.0, give_up_s
         self.target = self.ready = ready
         self.coming: list[float] = []
         self.log: list[Decision] = []
@@ -47,6 +51,7 @@ class Fleet:
             now=self.now,
             least=self.config.min_replicas,
             most=self.config.max_replicas or 1,
+            give_up_s=self.give_up_s,
         )
         decision, self.state = decide(self.config, figures, self.state, moment)
         more = decision.target - self.target
@@ -111,7 +116,7 @@ def test_what_was_needed_meanwhile_stays():
 
 def test_the_last_one_goes_only_when_nobody_asked_for_the_whole_delay():
     fleet = Fleet(1)
-    assert fleet.seconds(30, replace(IDLE, idle_s=299.0)) == [1] * 30
+    assert fleet.seconds(350, replace(IDLE, idle_s=299.0)) == [1] * 350
     assert fleet.second(replace(IDLE, idle_s=300.0)).target == 0
     assert fleet.log[0].reasons == ("no request for 300 s",)
     busy = Fleet(1)
@@ -122,7 +127,16 @@ def test_the_last_one_goes_only_when_nobody_asked_for_the_whole_delay():
 
 def test_what_was_served_lately_does_not_bring_the_last_one_back():
     fleet = Fleet(1, CONFIG.model_copy(update={"scale_to_zero_delay": 12.0, "upscale_delay": 1.0}))
-    assert fleet.seconds(60, Figures(arriving=0.05, prefill_s=0.2, idle_s=12.0)) == [0] * 60
+    lately = Figures(arriving=0.05, prefill_s=0.2, idle_s=12.0)
+    assert fleet.seconds(60, lately) == [1] * 12 + [0] * 48
+
+
+def test_a_replica_that_has_just_come_is_not_idle_yet():
+    """Serve itself starts one for a plain handle's call, which no router tells of before it is there."""
+    fleet = Fleet(0)
+    fleet.seconds(10, IDLE)
+    fleet.target = fleet.ready = 1
+    assert fleet.seconds(301, IDLE) == [1] * 300 + [0]
 
 
 def test_the_first_one_is_started_at_once():
@@ -133,6 +147,16 @@ def test_the_first_one_is_started_at_once():
     assert decision.reasons == ("1 requests wait for the first replica",)
     waiting = Figures(waiting=50, waiting_s=60.0, in_flight=50)
     assert fleet.seconds(9, waiting)[-1] == 1  # others follow once one serves
+
+
+def test_a_first_replica_that_never_comes_is_asked_for_anew():
+    fleet, waiting = Fleet(0, start_s=1e9, give_up_s=100.0), Figures(waiting=1, waiting_s=0.1, in_flight=1)
+    targets = fleet.seconds(206, waiting)
+    assert targets == [1] * 101 + [0] + [1] * 101 + [0] + [1] * 2
+    assert fleet.log[1].reasons == ("no replica has come up for 101 s", "it is begun anew")
+    kept = Fleet(1, CONFIG.model_copy(update={"min_replicas": 1}), give_up_s=100.0)
+    kept.ready = 0
+    assert set(kept.seconds(300, waiting)) == {1}
 
 
 def test_while_replicas_start_no_more_are_asked_for_than_serve():
@@ -172,6 +196,18 @@ def test_slos_that_no_number_of_replicas_would_meet_bring_none():
     assert set(fleet.seconds(60, alone)) == {2}
 
 
+def test_times_that_fewer_replicas_took_do_not_ask_for_more_than_they_did():
+    """Tokens' times are means of half a minute, in which there were fewer replicas than there are now."""
+    fleet, times = Fleet(4), deque[float](maxlen=30)
+    for _ in range(120):
+        times.append(0.03 + 0.16 / fleet.ready)  # eight of them have tokens 50 ms apart
+        fleet.second(Figures(itl_s=sum(times) / len(times), step_s=0.03, in_flight=9))
+    assert [decision.target for decision in fleet.log] == [8]
+    fleet, late = Fleet(4), Figures(ttfts=((3.0, 0.1),) * 5 + ((0.5, 0.1),) * 5, in_flight=9)
+    fleet.seconds(6 + 10 + 29, late)
+    assert [decision.target for decision in fleet.log] == [6]
+
+
 def test_without_word_of_any_router_all_stays_but_for_the_bounds():
     fleet = Fleet(3)
     assert set(fleet.seconds(300, None)) == {3}
@@ -194,6 +230,18 @@ def test_what_takes_long_to_start_is_kept_for_longer():
     fleet.seconds(100, BUSY)
     lull = fleet.seconds(int(2 * fleet.state.start_s) - 1, QUIET)
     assert set(lull) == {fleet.ready}
+
+
+def test_a_start_that_is_called_off_tells_nothing_of_how_long_one_takes():
+    fleet = Fleet(1, start_s=1e4)  # there is no node for it
+    fleet.seconds(30, BUSY)
+    assert (fleet.ready, fleet.target) == (1, 2)
+    fleet.seconds(300, QUIET)
+    assert (fleet.ready, fleet.target, fleet.state.raises) == (1, 1, ())
+    assert fleet.state.seen_start_s is None
+    fleet.start_s = 10.0
+    fleet.seconds(18, BUSY)
+    assert (fleet.ready, fleet.state.seen_start_s) == (2, 10.0)
 
 
 def test_the_bound_is_told():
@@ -235,6 +283,7 @@ states = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(figures, states, st.integers(0, 16), st.integers(0, 16), st.integers(0, 8), st.integers(0, 8))
 def test_bounds_and_steps_hold(figures: Figures, state: ScalingState, ready: int, target: int, least: int, more: int):
     moment = Moment(ready=ready, target=target, now=1000.0, least=least, most=least + more)
@@ -248,6 +297,7 @@ def test_bounds_and_steps_hold(figures: Figures, state: ScalingState, ready: int
             assert not figures.in_flight and figures.idle_s >= CONFIG.scale_to_zero_delay
 
 
+@settings(deadline=None)
 @given(figures, states, st.integers(1, 16), st.floats(0, 5), st.floats(0, 5), st.floats(0, 5), st.floats(0, 100))
 def test_more_load_never_means_fewer_replicas(
     figures: Figures, state: ScalingState, target: int, arriving: float, kv: float, slots: float, waiting_s: float
@@ -265,6 +315,7 @@ def test_more_load_never_means_fewer_replicas(
     assert decide(CONFIG, heavier, state, moment)[0].target >= decide(CONFIG, figures, state, moment)[0].target
 
 
+@settings(deadline=None)
 @given(st.floats(0.05, 9), st.floats(0.01, 3), st.floats(0, 9), st.floats(0, 9), st.integers(1, 16), st.floats(1, 120))
 def test_constant_load_is_answered_by_a_constant_number(
     arriving: float, prefill_s: float, kv: float, slots: float, replicas: int, start_s: float
