@@ -89,7 +89,7 @@ class ToolCallParser:
         """A call, or what comes between calls."""
         stripped = self._text.lstrip(" \n\r\t,;[]")
         if stripped.startswith("{"):
-            self._text, self._object = stripped, _Object()
+            self._text, self._object = stripped, _Object(needs_arguments=not self._form.opens)
             return True
         closes = self._form.closes
         if closes and stripped.startswith(closes):
@@ -130,7 +130,9 @@ class ToolCallParser:
 class _Object:
     """One JSON object, letter by letter."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_arguments: bool) -> None:
+        """``needs_arguments``: with a name alone it is no call."""
+        self._needs_arguments = needs_arguments
         self.text = ""
         self.done = False
         self.has_name = False
@@ -184,12 +186,13 @@ class _Object:
         """(name, arguments) of an object in another order; no name: it is no call."""
         try:
             call = json.loads(self.text, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None, ""
-        if not isinstance(call.get("name"), str):
+        given = [call[key] for key in ("arguments", "parameters") if key in call]
+        if not isinstance(call.get("name"), str) or (self._needs_arguments and not given):
             return None, ""
         self.has_name = True
-        arguments = call.get("arguments", call.get("parameters", {}))
+        arguments = (given[0] if given else None) or {}
         return call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 

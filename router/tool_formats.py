@@ -38,7 +38,7 @@ class ToolFormat:
         ``is_token``: ``opens`` and ``closes`` are special tokens.
         """
         functions = [tool["function"] for tool in tools]
-        schema = {"anyOf": [self._schema(function) for function in functions], **_SPACES}
+        schema = {"anyOf": [self._schema(*numbered) for numbered in enumerate(functions)], **_SPACES}
         opens, closes = (self._mark(mark, is_token=is_token) for mark in (self.opens, self.closes))
         more = f"({json.dumps(self.between)} call){{0,{_MOST_CALLS - 1}}}" if parallel else ""
         start, begin = f"call {more}", f"{opens} object"
@@ -82,8 +82,9 @@ class ToolFormat:
         lines = (self.opens, json.dumps(body, ensure_ascii=False), self.closes)
         return "\n".join(line for line in lines if line)
 
-    def _schema(self, function: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = function.get("parameters") or {"type": "object"}
+    def _schema(self, number: int, function: Mapping[str, Any]) -> dict[str, Any]:
+        # A resource of its own: its ``#/$defs/…`` stay inside.
+        arguments = {**(function.get("parameters") or {"type": "object"}), "$id": f"urn:tool:{number}"}
         return {
             "type": "object",
             "properties": {"name": {"const": function["name"]}, self.arguments_key: arguments},

@@ -127,7 +127,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateOptions):
     """Passed on to the chat template."""
 
     tool_choice: ToolChoice | None = None
-    """``none``, ``auto``, ``required`` (the answer is one call or several), or the one to be called."""
+    """``none``, ``auto``, ``required`` (the answer is one call or several), the one to be called, or some of them."""
     parallel_tool_calls: bool | None = None
     """Whether there may be several calls in an answer. Default true."""
     functions: list[Any] | None = None

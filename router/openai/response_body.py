@@ -32,11 +32,11 @@ class ResponseWriter:
         self._items = ResponseItems(new_id)
         self._number = 0
         self._status = "in_progress"
+        self._is_cut = False
 
     def body(self) -> dict[str, Any]:
         """The response as it is now."""
         request, done = self._request, self._status != "in_progress"
-        is_cut = self._status == "incomplete"
         text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text is not None else {}
         tools = [tool.model_dump() for tool in request.tools or ()]
         choice = request.tool_choice
@@ -44,7 +44,7 @@ class ResponseWriter:
             **self._head,
             "status": self._status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "output": self._items.items,
@@ -89,7 +89,7 @@ class ResponseWriter:
             pieces = parser.push(text) + ([] if delta.finish_reason is None else parser.flush())
         events = [event for piece in pieces for event in self._items.add(piece)]
         if delta.finish_reason is not None:
-            self._status = _STATUS[delta.finish_reason]
+            self._status, self._is_cut = _STATUS[delta.finish_reason], delta.finish_reason == "length"
             events += self._items.close(self._status)
         return events
 

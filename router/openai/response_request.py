@@ -9,6 +9,8 @@ from .bodies import RequestBody
 from .chat import ChatCompletionRequest
 from .tools import ToolName
 
+_LOGPROBS = "message.output_text.logprobs"
+
 
 class TextPart(RequestBody):
     """A part of a message. Only text is served."""
@@ -98,6 +100,24 @@ class ResponseToolName(RequestBody):
     name: str = ToolName
     """Its name."""
 
+    def named(self) -> dict[str, Any]:
+        """As chat completions have it."""
+        return {"type": self.type, "function": {"name": self.name}}
+
+
+class ResponseAllowedTools(RequestBody):
+    """The call of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    """``allowed_tools``."""
+    mode: Literal["auto", "required"]
+    """``auto``: the model decides; ``required``: the answer is one call or several."""
+    tools: list[ResponseToolName] = Field(min_length=1)
+    """Which ones."""
+
+
+ResponseToolChoice = Annotated[ResponseToolName | ResponseAllowedTools, Field(discriminator="type")]
+
 
 class TextFormat(RequestBody):
     """The form of the text."""
@@ -129,6 +149,13 @@ class TextOptions(RequestBody):
     """Accepted and not used."""
 
 
+class Reasoning(RequestBody):
+    """How the model is to think."""
+
+    effort: str | None = None
+    """Passed on to the chat template."""
+
+
 class ResponseRequest(RequestBody):
     """OpenAI's request for a response. Nothing is stored: a conversation comes whole each time."""
 
@@ -148,12 +175,16 @@ class ResponseRequest(RequestBody):
     """The form of the text."""
     tools: list[ResponseTool] | None = None
     """Functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolName | None = None
-    """``none``, ``auto``, ``required``, or the one to be called."""
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    """``none``, ``auto``, ``required``, the one to be called, or some of them."""
     parallel_tool_calls: bool | None = None
     """Whether there may be several calls. Default true."""
     stream: bool | None = None
     """Send server-sent events while tokens are generated."""
+    reasoning: Reasoning | None = None
+    """Its ``effort`` is a variable of the chat template."""
+    include: list[str] | None = None
+    """Only what there is none of: ``message.output_text.logprobs`` is not supported."""
     metadata: dict[str, str] | None = None
     """Comes back with the response."""
     user: str | None = None
@@ -167,6 +198,10 @@ class ResponseRequest(RequestBody):
     conversation: str | dict[str, Any] | None = None
     """Not supported: nothing is stored."""
     background: bool | None = None
+    """Not supported."""
+    prompt: dict[str, Any] | None = None
+    """Not supported: nothing is stored."""
+    top_logprobs: int | None = None
     """Not supported."""
 
     seed: int | None = None
@@ -184,12 +219,15 @@ class ResponseRequest(RequestBody):
 
     def refuse_unsupported(self) -> None:
         """Raise InvalidRequestError for what is known and cannot be served."""
-        for name in ("previous_response_id", "conversation"):
+        for name in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, name) is not None:
-                reason = f"{name} is not supported: this server stores no responses; send the conversation in input"
+                reason = f"{name} is not supported: this server stores nothing; send the conversation in input"
                 raise InvalidRequestError(reason, param=name)
-        if self.background:
-            raise InvalidRequestError("background is not supported by this server", param="background")
+        for name in ("background", "top_logprobs"):
+            if getattr(self, name):
+                raise InvalidRequestError(f"{name} is not supported by this server", param=name)
+        if _LOGPROBS in (self.include or ()):
+            raise InvalidRequestError(f"{_LOGPROBS} is not supported by this server", param="include")
 
     def as_chat(self) -> dict[str, Any]:
         """The fields of the chat request that says the same. Raises InvalidRequestError."""
@@ -202,9 +240,14 @@ class ResponseRequest(RequestBody):
             ],
             "tool_choice": self.tool_choice,
             "truncate_prompt_tokens": -1 if self.truncation == "auto" else None,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
         }
-        if isinstance(self.tool_choice, ResponseToolName):
-            fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        choice = self.tool_choice
+        if isinstance(choice, ResponseToolName):
+            fields["tool_choice"] = choice.named()
+        elif isinstance(choice, ResponseAllowedTools):
+            allowed = {"mode": choice.mode, "tools": [tool.named() for tool in choice.tools]}
+            fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.response_format()
         shared = (ChatCompletionRequest.model_fields.keys() & ResponseRequest.model_fields.keys()) - fields.keys()

@@ -53,7 +53,8 @@ def _response(generation: Generation, outputs: list[RequestOutput], body: Embedd
         for index, output in enumerate(outputs)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    headers = generation.headers(outputs[0].replica, outputs[0].cached_tokens)
+    first = outputs[0]
+    headers = generation.headers(first.replica, first.cached_tokens, first.first_weights)
     return json_response({**fields, "data": data, "usage": usage}, headers)
 
 

@@ -64,7 +64,8 @@ def response_routes(service: Service) -> APIRouter:
         [output] = outputs
         [choice] = output.completions
         writer.take(OutputDelta(text=choice.text, finish_reason=choice.finish_reason))
-        return json_response(writer.body(), generation.headers(output.replica, output.cached_tokens))
+        headers = generation.headers(output.replica, output.cached_tokens, output.first_weights)
+        return json_response(writer.body(), headers)
 
     return router
 
@@ -104,9 +105,12 @@ def _renamed(param: str) -> str:
     """A path in a chat request as a path in the request for a response."""
     for ours, theirs in (
         ("response_format.json_schema", "text.format"),
+        ("tool_choice.allowed_tools", "tool_choice"),
         ("tool_choice.function", "tool_choice"),
         *_NAMES.items(),
     ):
         if param == ours or param.startswith(f"{ours}."):
-            return _NAMES.get(param, theirs) if theirs == "input" else theirs + param[len(ours) :]
-    return param.replace(".function", "", 1) if param.startswith("tools.") else param
+            param = _NAMES.get(param, theirs) if theirs == "input" else theirs + param[len(ours) :]
+            break
+    is_tool = param.startswith(("tools.", "tool_choice."))  # whose fields stand in the tool itself here
+    return param.replace(".function", "", 1) if is_tool else param

@@ -27,9 +27,10 @@ class ToolUse:
 
     @classmethod
     def of(cls, body: ChatCompletionRequest, frontend: Frontend, new_id: Callable[[], str]) -> "ToolUse | None":
-        """None: nothing can be called. Raises InvalidRequestError."""
-        tools, form = body.shown_tools(), frontend.tool_format
-        if not tools:
+        """None: nothing can be called, for want of tools or because the answer is JSON. Raises InvalidRequestError."""
+        tools, form, own = body.shown_tools(), frontend.tool_format, body.asked_grammar()
+        is_json = own is not None and own.grammar.kind == "json_schema" and not must_call(body.tool_choice)
+        if not tools or is_json:
             return None
         is_token = frontend.tokenizer.is_special(form.opens)
         return cls(body=body, tools=tools, form=form, is_token=is_token, new_call_id=lambda: f"call_{new_id()}")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -53,7 +53,25 @@ class NamedTool(RequestBody):
     """Which one."""
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class AllowedTools(RequestBody):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    """``auto``: the model decides; ``required``: the answer is one call or several."""
+    tools: list[NamedTool] = Field(min_length=1)
+    """Which ones."""
+
+
+class AllowedChoice(RequestBody):
+    """The call of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    """``allowed_tools``."""
+    allowed_tools: AllowedTools
+    """Which ones, and whether one has to be called."""
+
+
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 class CalledFunction(RequestBody):
@@ -118,18 +136,25 @@ class ToolCallDelta(ResponseBody):
 
 
 def chosen_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Tool]:
-    """Those that may be called: none of them with ``none``, one with a name. Raises InvalidRequestError."""
+    """Those that may be called: none of them with ``none``, else those that are named. Raises InvalidRequestError."""
     if choice == "none":
         return []
     if not tools and choice not in (None, "auto"):
         raise InvalidRequestError("tool_choice needs tools", param="tool_choice")
-    if not isinstance(choice, NamedTool):
-        return list(tools)
-    named = [tool for tool in tools if tool.function.name == choice.function.name]
-    if not named:
-        reason = f"tool_choice names {choice.function.name[:64]!r}, which is none of the tools"
-        raise InvalidRequestError(reason, param="tool_choice.function.name")
-    return named[:1]
+    if isinstance(choice, NamedTool):
+        return [_named(tools, choice, "tool_choice")]
+    if isinstance(choice, AllowedChoice):
+        path = "tool_choice.allowed_tools.tools"
+        return [_named(tools, one, f"{path}.{index}") for index, one in enumerate(choice.allowed_tools.tools)]
+    return list(tools)
+
+
+def _named(tools: Sequence[Tool], choice: NamedTool, path: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == choice.function.name:
+            return tool
+    reason = f"tool_choice names {choice.function.name!r}, which is none of the tools"
+    raise InvalidRequestError(reason, param=f"{path}.function.name")
 
 
 def is_strict(tools: Sequence[Tool]) -> bool:
@@ -139,6 +164,8 @@ def is_strict(tools: Sequence[Tool]) -> bool:
 
 def must_call(choice: ToolChoice | None) -> bool:
     """Whether the answer has to be a call."""
+    if isinstance(choice, AllowedChoice):
+        return choice.allowed_tools.mode == "required"
     return choice == "required" or isinstance(choice, NamedTool)
 
 

@@ -95,12 +95,35 @@ async def test_calls():
     assert call["call_id"].startswith("call_")
 
 
+def allowed(mode: str, *names: str) -> dict:
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+
+
+def schema_format(properties: dict) -> dict:
+    return {"type": "json_schema", "name": "x", "schema": {"type": "object", "properties": properties}}
+
+
+async def test_some_of_the_tools():
+    one = rig()
+    response = await respond(one, tools=[WEATHER, {**WEATHER, "name": "f"}], tool_choice=allowed("required", "weather"))
+    assert response.json()["tool_choice"] == allowed("required", "weather")
+    [request] = one.generator.requests
+    assert '"const": "weather"' in request.params.grammar.text
+    assert '"const": "f"' not in request.params.grammar.text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"tools": [WEATHER], "tool_choice": allowed("auto", "weather", "f")}, "tool_choice.tools.1.name"),
+        ({"tools": [WEATHER], "tool_choice": allowed("maybe", "weather")}, "tool_choice.mode"),
+        ({"text": {"format": schema_format({"function": {"type": 1}})}}, "text.format.schema.properties.function.type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
@@ -197,4 +220,5 @@ async def test_the_official_client():
 
 async def test_finish_reason_abort_is_incomplete():
     one = Rig(Script([[72]], finish_reason=FinishReason.ABORT))
-    assert (await respond(one)).json()["status"] == "incomplete"
+    body = (await respond(one)).json()
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", None)

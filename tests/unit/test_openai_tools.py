@@ -1,10 +1,12 @@
 """Structured output and tools in requests: what reaches the sampler and the template, and what comes back."""
 
 import json
+from enum import Enum
 
 import openai
 import pytest
 from openai_harness import Rig, events, says
+from pydantic import BaseModel
 
 from warmroot.cluster.output_grammar import OutputGrammar
 from warmroot.router.openai.chat import ChatCompletion
@@ -70,6 +72,11 @@ def deep(levels: int) -> dict:
     return schema
 
 
+def allowed(mode: str, *names: str) -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 REFUSED = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
@@ -101,6 +108,10 @@ REFUSED = [
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}},
      "tool_choice.function.name", "none of the tools"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": [WEATHER], "tool_choice": allowed("required", "weather", "other")},
+     "tool_choice.allowed_tools.tools.1.function.name", "none of the tools"),
+    ({"tools": [WEATHER], "tool_choice": allowed("never", "weather")}, "tool_choice.allowed_tools.mode", "required"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice", "allowed_tools"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
     (
@@ -198,12 +209,39 @@ async def test_tokens_of_a_call_are_reported_once():
     assert entries == whole["choices"][0]["logprobs"]["content"]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}, allowed("required", "weather")]
+)
 async def test_calls_that_must_come_are_a_grammar(choice):
     grammar = await grammar_of(tools=[WEATHER], tool_choice=choice)
     assert grammar is not None
     assert "<tool_call>" in grammar.text
     assert '"const": "weather"' in grammar.text
+
+
+async def test_some_of_the_tools():
+    rig = Rig(max_model_len=ROOM)
+    other = {"type": "function", "function": {"name": "other", "strict": True}}
+    assert (await rig.chat(tools=[WEATHER, other], tool_choice=allowed("auto", "weather"))).status_code == 200
+    [request] = rig.generator.requests
+    assert request.params.grammar is None
+    prompt = rig.tokenizer.decode(request.prompt_token_ids)
+    assert '"weather"' in prompt
+    assert '"other"' not in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_in_json_holds_no_calls(stream):
+    said = json.dumps({"age": 1, "said": CALL})
+    rig = Rig(says(said, size=5), max_model_len=ROOM)
+    answer = await rig.chat(tools=[WEATHER], response_format=schema_format(SCHEMA), stream=stream)
+    if stream:
+        choices = [choice for event in events(answer.text)[:-1] for choice in event["choices"]]
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == said
+    else:
+        choices = answer.json()["choices"]
+        assert choices[0]["message"]["content"] == said
+    assert choices[-1]["finish_reason"] == "stop"
 
 
 async def test_strict_tools_are_a_grammar_among_text():
@@ -242,3 +280,41 @@ async def test_the_official_client_reads_calls():
         [streamed] = final.choices[0].message.tool_calls or []
         assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
         assert final.choices[0].finish_reason == "tool_calls"
+
+
+class Unit(Enum):
+    """Of a temperature."""
+
+    C = "C"
+    F = "F"
+
+
+class Weather(BaseModel):
+    """As users of the official client define tools: nested types become references."""
+
+    city: str
+    unit: Unit
+
+
+async def test_the_official_client_parses_calls_of_several_choices():
+    call = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome", "unit": "C"}}\n</tool_call>'
+    rig = Rig(says(call, size=3), max_model_len=ROOM)
+    async with rig.http() as http:
+        client = openai.AsyncOpenAI(api_key="x", base_url="http://test/v1", http_client=http)
+        options = {
+            "model": "tiny",
+            "n": 2,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [openai.pydantic_function_tool(Weather)],
+            "logprobs": True,
+        }
+        whole = await client.chat.completions.parse(**options)
+        async with client.chat.completions.stream(**options, stream_options={"include_usage": True}) as stream:
+            final = await stream.get_final_completion()
+    for answer in (whole, final):
+        assert [choice.finish_reason for choice in answer.choices] == ["tool_calls"] * 2
+        calls = [choice.message.tool_calls[0] for choice in answer.choices]
+        assert [one.function.parsed_arguments for one in calls] == [Weather(city="Rome", unit=Unit.C)] * 2
+        assert len({one.id for one in calls}) == 2
+        assert [len(choice.logprobs.content) for choice in answer.choices] == [len(call) + 1] * 2
+        assert answer.usage.completion_tokens == 2 * (len(call) + 1)

@@ -22,6 +22,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
     },
 }
+NESTED = f'{{"a": {"[" * 5000}{"]" * 5000}}}'
 CASES = [
     (
         HERMES,
@@ -52,6 +53,10 @@ CASES = [
     ),
     (LLAMA3, 'Hello {"name": "f"}', 'Hello {"name": "f"}', []),
     (LLAMA3, '{"a": 1} is JSON', '{"a": 1} is JSON', []),
+    (LLAMA3, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    (HERMES, f"<tool_call>{NESTED}</tool_call>", f"<tool_call>{NESTED}</tool_call>", []),
 ]
 
 
@@ -119,6 +124,37 @@ def test_what_must_come_is_what_is_found(form, is_token):
         assert alone.consume_tokens(list(call.encode()))
         assert not alone.consume_tokens(list(form.between.encode()))
     assert found(form, call + form.between + call) == ("", [("weather", '{"city": "Oslo"}')] * 2)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3])
+@pytest.mark.parametrize("must_call", [False, True])
+def test_references_stay_in_their_schema(form, must_call):
+    """As pydantic writes nested models; both schemas have a definition of that name."""
+
+    def function(name: str, *values: str) -> dict:
+        parameters = {
+            "$defs": {"Unit": {"enum": values}},
+            "type": "object",
+            "properties": {"unit": {"$ref": "#/$defs/Unit"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "required": ["unit"],
+            "additionalProperties": False,
+        }
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    tools = [function("f", "C", "F"), function("g", "m")]
+    grammar = form.grammar(tools, must_call=must_call, parallel=True, is_token=False)
+    assert fault_of(grammar) == ""
+    guides = Guides(byte_tokenizer, 257, (END,))
+
+    def accepts(name: str, arguments: dict) -> bool:
+        body = json.dumps({"name": name, form.arguments_key: arguments})
+        call = "\n".join(line for line in (form.opens, body, form.closes) if line)
+        return guides._compile(grammar).consume_tokens(list(call.encode()))
+
+    assert accepts("f", {"unit": "F", "next": {"unit": "C"}})
+    assert accepts("g", {"unit": "m"})
+    assert not accepts("f", {"unit": "m"})
+    assert not accepts("g", {"unit": "m", "next": {"unit": "C"}})
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA3])
