@@ -66,6 +66,10 @@ def _budgets(manifests: Sequence[Manifest], pods: Pods) -> Iterator[str]:
         of_pod = [one for one in budgets if selects(one["spec"]["selector"], labels_of(pod))]
         if budgets and len(of_pod) != 1:
             yield f"{name}: must have one PodDisruptionBudget, and has {len(of_pod)}"
+        for budget in of_pod:
+            # A RayCluster has no scale subresource: of its pods Kubernetes knows only how many there are.
+            if not isinstance(budget["spec"].get("minAvailable"), int):
+                yield f"{name_of(budget)}: {name} could never be evicted: minAvailable must be a number"
 
 
 def _monitors(manifests: Sequence[Manifest], pods: Pods) -> Iterator[str]:

@@ -120,6 +120,25 @@ def test_replicas_follow_the_work_as_the_command_has_it(tmp_path: Path, names: d
 
 
 @needs_helm
+def test_one_pod_at_a_time_of_those_that_there_always_are_may_be_evicted(tmp_path: Path):
+    def budgets(**keys: Any) -> dict[str, int]:
+        of_kind = [one for one in made(tmp_path, **keys) if one["kind"] == "PodDisruptionBudget"]
+        return {one["metadata"]["name"].removeprefix("warmroot-"): one["spec"]["minAvailable"] for one in of_kind}
+
+    assert budgets() == {"head": 1, "ingress": 0, "worker": 0}
+    group: dict[str, Any] = {"replicas": 2, "maxReplicas": 4, "resources": {"cpu": "4", "memory": "8Gi"}}
+    groups = [
+        {"name": "single", "minReplicas": 2, "hosts": 1} | group,
+        {"name": "pairs", "minReplicas": 1, "hosts": 2} | group,
+    ]
+    assert budgets(workers=groups, ingress={"replicas": 3}) == {"head": 1, "ingress": 2, "worker": 3}
+    none = [groups[0] | {"minReplicas": 0}]
+    assert budgets(workers=none) == {"head": 1, "ingress": 0, "worker": 0}
+    given = {"head": {"minAvailable": 0}, "workers": {"minAvailable": 5}}
+    assert budgets(workers=groups, podDisruptionBudget=given) == {"head": 0, "ingress": 0, "worker": 5}
+
+
+@needs_helm
 def test_a_release_has_labels_and_annotations_of_its_own(tmp_path: Path):
     manifests = made(
         tmp_path, labels={"kueue.x-k8s.io/queue-name": "q"}, annotations={"a": "b"}, initializingTimeout="2h"

@@ -42,6 +42,7 @@ def serve_args(service: Manifest) -> dict[str, Any]:
         {"config": {"model": "x", "port": 9000}},
         {"image": {"tag": "latest"}},
         {"tls": {"channel": {"secret": "x"}}},
+        {"podDisruptionBudget": {"workers": {"minAvailable": "50%"}}},
         {"workers": []},
         {"workers": [{"name": "ingress", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "hosts": 1}]},
         {"terminationGracePeriodSeconds": 5},

@@ -47,6 +47,14 @@ def named(manifests: Sequence[Manifest], name: str) -> Manifest:
             lambda one: one["spec"]["selector"]["matchLabels"].pop("app.kubernetes.io/component"),
             "Pod/warmroot-head: must have one PodDisruptionBudget, and has 2",
         ),
+        *(
+            (
+                "PodDisruptionBudget/warmroot-worker",
+                lambda one, wrong=wrong: one.update(spec={"selector": one["spec"]["selector"]} | wrong),
+                "Pod/warmroot-h200 could never be evicted",
+            )
+            for wrong in ({"maxUnavailable": 1}, {"minAvailable": "50%"})
+        ),
         (
             "PodMonitor/warmroot",
             lambda one: one["spec"]["podMetricsEndpoints"][0].update(port="metric"),
