@@ -119,7 +119,7 @@ def test_every_field_is_named(model):
 def test_refused_fields():
     named = set(re.findall(r"`(\w+)`", section(API, "Refused fields")))
     refused = {*ChatCompletionRequest.unsupported, *CompletionRequest.unsupported, "chat_template"}
-    refused |= {"previous_response_id", "conversation", "background"}
+    refused |= {"previous_response_id", "conversation", "prompt", "background", "top_logprobs", "include"}
     values = {"none", "auto", "tool", "function", "text"}
     assert named - values == refused
 
