@@ -61,8 +61,10 @@ def test_answers_are_as_described(cluster, client):
     def send(case):
         request = case.as_transport_kwargs(base_url=cluster.url)
         request.pop("cookies", None)
-        if isinstance(request.get("json"), dict):  # of the model that is there, and briefly
-            request["json"] |= {"model": "smollm2", "max_tokens": 4}
+        if isinstance(body := request.get("json"), dict):  # of the model that is there, and briefly
+            body.pop("max_completion_tokens", None)
+            limit = "max_output_tokens" if request["url"].endswith("/responses") else "max_tokens"
+            body |= {"model": "smollm2", limit: 4}
         answer = client.request(**request)
         statuses[answer.status_code] += 1
         return answer
