@@ -1,5 +1,6 @@
 """Metrics that are read from the cluster's state when Prometheus asks: replicas, routing, queue, event bus."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client.core import (
@@ -55,7 +56,8 @@ class RouterCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """See ``Collector``."""
-        yield _replicas(self._cluster.replicas())
+        own = [router.model for router in self._cluster.routers() if router.is_own]
+        yield _replicas(self._cluster.replicas(), filter(None, own))
         stats = self._cluster.routing()
         yield from _routing(stats)
         yield from _moves(stats)
@@ -166,11 +168,13 @@ def _ranks(replicas: Sequence[ReplicaStatus]) -> Iterable[Metric]:
     return memory, steps
 
 
-def _replicas(replicas: Sequence[ReplicaStatus]) -> Metric:
-    gauge = GaugeMetricFamily("warmroot:replicas", "Replicas by state", labels=("state",))
-    states = [replica.state for replica in replicas]
-    for state in ReplicaState:
-        gauge.add_metric((state.value,), states.count(state))
+def _replicas(replicas: Sequence[ReplicaStatus], models: Iterable[str]) -> Metric:
+    """Of all ``models``: one without any replica has none in any state."""
+    gauge = GaugeMetricFamily("warmroot:replicas", "Replicas by state", labels=("model_name", "state"))
+    counts = Counter((replica.info.model, replica.state) for replica in replicas)
+    for model in dict.fromkeys((*models, *(replica.info.model for replica in replicas))):
+        for state in ReplicaState:
+            gauge.add_metric((model, state.value), counts[model, state])
     return gauge
 
 

@@ -33,6 +33,9 @@ class Alert:
         }
 
 
+_RUNNING = "max by (model_name, engine) (vllm:num_requests_running)"
+
+
 def misses(histogram: str, bound: str, window: str) -> str:
     """Share of a model's values above a bucket's ``bound`` within ``window``."""
     good = f'sum by (model_name) (rate({histogram}_bucket{{le="{bound}"}}[{window}]))'
@@ -47,11 +50,12 @@ def _burns(histogram: str, bound: str, allowed: float, times: float, windows: tu
 ALERTS = (
     Alert(
         name="WarmrootNoReplicaReady",
-        expr='max(warmroot:replicas{state="ready"}) == 0 unless max(warmroot:autoscaling_target_replicas) == 0',
+        expr='max by (model_name) (warmroot:replicas{state="ready"}) == 0'
+        " unless max by (model_name) (warmroot:autoscaling_target_replicas) == 0",
         wait="2m",
         severity="critical",
-        summary="No replica of a model is ready.",
-        description="Requests get 503 until one is. Look at the RayService and at the replicas' logs.",
+        summary="No replica of {{ $labels.model_name }} is ready.",
+        description="Its requests get 503 until one is. Look at the RayService and at the replicas' logs.",
     ),
     Alert(
         name="WarmrootNotScraped",
@@ -62,9 +66,9 @@ ALERTS = (
     ),
     Alert(
         name="WarmrootReplicaUnhealthy",
-        expr='max(warmroot:replicas{state="unhealthy"}) > 0',
+        expr='max by (model_name) (warmroot:replicas{state="unhealthy"}) > 0',
         wait="5m",
-        summary="{{ $value }} replica(s) cannot be reached.",
+        summary="{{ $value }} replica(s) of {{ $labels.model_name }} cannot be reached.",
         description="Serve replaces a replica that has failed; one that stays so is cut off, or finds no place.",
     ),
     Alert(
@@ -122,6 +126,13 @@ ALERTS = (
         description="More than twice as many wait as are computed. Add replicas.",
     ),
     Alert(
+        name="WarmrootRouterBacklog",
+        expr="sum(warmroot:queued_requests) > 2 * sum(max by (model_name, engine) (vllm:num_requests_running))",
+        wait="10m",
+        summary="{{ $value }} requests wait in the routers.",
+        description="Twice as many as are computed, and no replica has room for them. Add replicas.",
+    ),
+    Alert(
         name="WarmrootKvMemoryFull",
         expr="max by (model_name, engine) (vllm:kv_cache_usage_perc) > 0.95",
         wait="10m",
@@ -131,8 +142,8 @@ ALERTS = (
     ),
     Alert(
         name="WarmrootLoadUneven",
-        expr="max by (model_name) (max by (model_name, engine) (vllm:num_requests_running))"
-        " > 4 * avg by (model_name) (max by (model_name, engine) (vllm:num_requests_running)) + 8",
+        expr=f"max by (model_name) ({_RUNNING}) > 4 * (sum by (model_name) ({_RUNNING})"
+        f" - max by (model_name) ({_RUNNING})) / (count by (model_name) ({_RUNNING}) - 1 > 0) + 8",
         wait="15m",
         summary="One replica of {{ $labels.model_name }} has most of the work.",
         description="A prefix may be too hot for one, or the others cannot be reached.",

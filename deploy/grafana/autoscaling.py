@@ -3,6 +3,11 @@
 from .panels import Dashboard, Panel, Row
 from .queries import SELECTED, TTFT, counted, of_replica, quantile, rate_of_replica, seen
 
+
+def _in(state: str) -> str:
+    return f'{{model_name=~"$model",state="{state}"}}'
+
+
 SCALING = Dashboard(
     "warmroot-autoscaling",
     "Warmroot / Autoscaling",
@@ -17,8 +22,8 @@ SCALING = Dashboard(
                     unit="short",
                     queries=(
                         ("{{model_name}} wanted", seen("warmroot:autoscaling_target_replicas", "model_name", SELECTED)),
-                        ("ready", seen("warmroot:replicas", where='{state="ready"}')),
-                        ("draining", seen("warmroot:replicas", where='{state="draining"}')),
+                        ("{{model_name}} ready", seen("warmroot:replicas", "model_name", _in("ready"))),
+                        ("{{model_name}} draining", seen("warmroot:replicas", "model_name", _in("draining"))),
                     ),
                     width=12,
                 ),

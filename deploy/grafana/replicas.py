@@ -135,7 +135,9 @@ REPLICAS = Dashboard(
                     title="Replicas by state",
                     description="As the ingress that sees most of them sees them. warmroot:replicas",
                     unit="short",
-                    queries=(("{{state}}", seen("warmroot:replicas", "state")),),
+                    queries=(
+                        ("{{state}}", f"sum by (state) ({seen('warmroot:replicas', 'model_name, state', SELECTED)})"),
+                    ),
                 ),
                 Panel(
                     title="Ranks",

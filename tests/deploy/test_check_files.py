@@ -60,7 +60,7 @@ def test_the_alerts_are_right(tools: Tools):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("max(warmroot:replicas", "max((warmroot:replicas", "parse error"),
+        ("(warmroot:replicas{", "((warmroot:replicas{", "parse error"),
         ("for: 2m", "for: 20m", "WarmrootNoReplicaReady"),
         ("min(warmroot:metadata_store_up) == 0", "min(warmroot:metadata_store_upp) == 0", "metadata_store_upp"),
         ("alert: WarmrootNotScraped", "alert: WarmrootUnscraped", "WarmrootUnscraped: has no test"),

@@ -3,6 +3,7 @@
 import msgpack
 import pytest
 from bus_contract import replica_info
+from engine_deployment import Deployment
 from engine_harness import Harness
 from manual_clock import ManualClock
 from openai_harness import Rig, says
@@ -17,7 +18,7 @@ from warmroot.kv_store.events import CacheCleared, KvEventBatch, decode, encode
 from warmroot.kv_store.index import PrefixIndex
 from warmroot.router.bus_follower import BusFollower
 from warmroot.router.metrics import KEPT_SCRAPES, RequestMetrics
-from warmroot.router.openai.cluster_state import DECISION_S, RoutingStats
+from warmroot.router.openai.cluster_state import DECISION_S, ReplicaState, RoutingStats
 from warmroot.router.several_models import SeveralModels
 
 REPLICA = {"model_name": "org/tiny", "engine": "r0"}
@@ -224,6 +225,14 @@ async def test_more_cached_than_asked_harms_no_request(cached):
     assert (await rig.complete("abc")).status_code == 200
     computed = (await scraped(rig))[key("vllm:prompt_tokens_by_source_total", source="local_compute", **REPLICA)]
     assert computed == max(0, 3 - cached)
+
+
+def test_a_model_without_replicas_is_there():
+    deployment = Deployment()
+    deployment.membership.model = "m"
+    found = samples(RequestMetrics(SeveralModels([Rig().cluster, deployment.dispatcher])).exposition().decode())
+    assert found[key("warmroot:replicas", model_name="org/tiny", state="ready")] == 1
+    assert [found[key("warmroot:replicas", model_name="m", state=state.value)] for state in ReplicaState] == [0] * 4
 
 
 def test_ranks_of_gangs():

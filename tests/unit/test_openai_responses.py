@@ -320,7 +320,7 @@ async def test_metrics():
     assert samples["warmroot:predicted_hit_tokens_total", ()] == 30
     assert samples["warmroot:actual_hit_tokens_total", ()] == 28
     assert samples["warmroot:best_hit_tokens_total", ()] == 40
-    assert samples["warmroot:replicas", (("state", "ready"),)] == 1
+    assert samples["warmroot:replicas", (("model_name", "org/tiny"), ("state", "ready"))] == 1
     assert samples["warmroot:metadata_store_up", ()] == 1
     assert samples["warmroot:index_blocks", ()] == 12
     assert samples["warmroot:index_gaps_total", ()] == 3
