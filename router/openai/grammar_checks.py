@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections import OrderedDict
+import re
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,11 @@ from .output_format import AskedGrammar
 
 _MOST_REMEMBERED = 256
 _THREADS = 2
+_UNKNOWN = "Unimplemented keys: "
+"""How the library begins when it names keywords, in quotes, without their place."""
+_QUOTED = re.compile(r'"([^"]+)"')
+_NAMES = (".properties", ".patternProperties", ".$defs", ".definitions")
+"""What holds schemas by names of their own."""
 _MOST_LEVELS = 64
 """Of a schema's JSON: every library that reads it calls itself once or more for each."""
 
@@ -68,7 +74,21 @@ def _fault(grammar: OutputGrammar, limits: RequestLimits) -> _Fault:
         fault = _schema_fault(schema, limits)
         if fault.reason:
             return fault
+        reason = fault_of(grammar)
+        return _Fault(reason, _place(schema, set(_QUOTED.findall(reason))) if reason.startswith(_UNKNOWN) else "")
     return _Fault(fault_of(grammar))
+
+
+def _place(schema: Any, keywords: set[str]) -> str:
+    """The path of the outermost of these keywords in a schema."""
+    waiting = deque([("", schema)])
+    while waiting:
+        path, value = waiting.popleft()
+        if isinstance(value, dict) and not path.endswith(_NAMES) and (found := keywords & value.keys()):
+            return f"{path}.{min(found)}"
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [(f"{path}.{step}", inner) for step, inner in items]
+    return ""
 
 
 def _schema_fault(schema: Any, limits: RequestLimits) -> _Fault:
