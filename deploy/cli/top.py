@@ -47,6 +47,7 @@ def screen(state: dict[str, Any]) -> Group:
     """All parts of the state that hold anything, one below the other."""
     names = {replica["replica"]: place for place, replica in enumerate(state["replicas"])}
     parts: list[RenderableType] = [_header(state), _figures(state["totals"]), _replicas(state["replicas"], names)]
+    parts += [Text(f"Weights of {one['model']}: {one['stage']}", style="yellow") for one in state["updates"]]
     if state["prefixes"]:
         parts.append(_prefixes(state["prefixes"], names))
     if state["decisions"]:

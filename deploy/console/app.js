@@ -116,6 +116,7 @@ async function look() {
     if (!(error instanceof TypeError || error instanceof DOMException || error.status)) console.error(error);
   }
   // A page that nobody sees asks seldom.
+  clearTimeout(timer); // of another look that began meanwhile: or both would go on for ever
   timer = setTimeout(look, document.hidden ? LONGEST : delay);
 }
 

@@ -1,11 +1,18 @@
 // Pieces that several views show.
 
-import { h, mark, say } from "./dom.js";
+import { h, mark, say, shown } from "./dom.js";
 import { hue, number, short } from "./format.js";
 
 /** A replica by number, colour and the end of its id. */
 export function chip(replica) {
   return h("span", { class: `chip ${hue(replica)}`, title: replica }, h("b", {}, String(number(replica))), short(replica));
+}
+
+/** Weights that change now, in a line; `show(updates)`. */
+export function changing() {
+  return shown(h("span", { class: "dim", role: "status" }), function (updates) {
+    say(this, updates.map((one) => `New weights of ${one.model}: ${one.stage}`).join("; "));
+  });
 }
 
 /** A share as a bar with its text; `show(share, text)`. */

@@ -4,7 +4,7 @@ import { spark } from "./chart.js";
 import { h, keep, mark, panel, say, shown, table } from "./dom.js";
 import { percent, rate, seconds, short, whole } from "./format.js";
 import { gauge } from "./icons.js";
-import { chip, meter } from "./parts.js";
+import { changing, chip, meter } from "./parts.js";
 import { row as decision, columns } from "./view_decisions.js";
 
 export const title = "Overview";
@@ -57,13 +57,14 @@ function router() {
 export function open(context) {
   const charts = CHARTS.map(chart);
   const tiles = h("div", { class: "tiles" });
+  const news = changing();
   const [box, body] = table("Routers", [["Router"], ["Model"], ["Heard"], ["In flight", "n"], ["Requests/s", "n"], ["TTFT p95", "n"], ["Hit rate", "n"]]);
   const [latest, rows] = table("Latest decisions", columns);
   const element = h(
     "div",
     { class: "grid" },
     h("div", { class: "charts" }, charts),
-    panel("Replicas", tiles),
+    panel("Replicas", tiles, news),
     panel("Latest decisions", latest, h("a", { href: "#/decisions" }, "All")),
     panel("Routers", box, h("span", { class: "dim" }, "each ingress and handle has one for each model")),
   );
@@ -71,6 +72,7 @@ export function open(context) {
     element,
     update(state) {
       for (const one of charts) one.show(context.history);
+      news.show(state.updates);
       keep(tiles, state.replicas, (replica) => replica.replica, tile);
       keep(body, state.routers, (item) => item.name + item.model, router);
       keep(rows, context.seen.latest().slice(0, 6), (item) => item.request_id, decision);

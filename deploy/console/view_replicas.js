@@ -3,7 +3,7 @@
 import { h, keep, mark, panel, say, shown, table } from "./dom.js";
 import { bytes, percent, short, whole } from "./format.js";
 import { stack } from "./icons.js";
-import { chip, meter } from "./parts.js";
+import { changing, chip, meter } from "./parts.js";
 
 export const title = "Replicas";
 export const icon = stack;
@@ -52,12 +52,14 @@ export function open() {
   const [box, body] = table("Replicas", COLUMNS);
   const [gangs, ranks] = table("Ranks", [["Replica"], ["Rank"], ["Stage"], ["Node"], ["Process", "n"], ["Memory", "n"], ["Last step", "n"]]);
   const counts = h("span", { class: "dim" });
+  const news = changing();
   const crew = panel("Ranks of gangs", gangs);
   return {
-    element: h("div", { class: "grid" }, panel("All replicas", box, counts), crew),
+    element: h("div", { class: "grid" }, panel("All replicas", box, h("span", { class: "with" }, news, counts)), crew),
     update(state) {
       const ready = state.replicas.filter((replica) => replica.state === "ready").length;
       say(counts, `${ready} of ${state.replicas.length} ready`);
+      news.show(state.updates);
       keep(body, state.replicas, (replica) => replica.replica, row);
       const all = state.replicas.flatMap((replica) => replica.ranks.map((item) => [replica, item]));
       keep(ranks, all, ([replica, item]) => `${replica.replica} ${item.rank}`, rank);

@@ -186,6 +186,15 @@ class PrefixBody(StateBody):
     """How it begins; None where ``--prompt-previews`` does not allow that."""
 
 
+class UpdateBody(StateBody):
+    """Weights that are changing."""
+
+    model: str
+    """Whose."""
+    stage: str
+    """What the update is at."""
+
+
 class CandidateBody(StateBody):
     """A replica that could have been chosen."""
 
@@ -285,6 +294,8 @@ class AdminState(StateBody):
     """Redis, or what stands in for it."""
     replicas: list[ReplicaBody]
     """Every known replica."""
+    updates: list[UpdateBody]
+    """Of weights, that this ingress was asked for and are under way."""
     previews: str
     """Whose prompts' beginnings are shown: ``none``, ``shared`` or ``all``."""
     prefixes: list[PrefixBody]

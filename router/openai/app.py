@@ -78,6 +78,7 @@ def build_app(
         clock=clock,
         monotonic=monotonic,
         new_id=new_id,
+        updaters={} if updaters is None else updaters,
     )
     tenancy = Tenancy.of(settings, clock=clock, monotonic=monotonic, shared_quota=shared_quota)
     service.metrics.registry.register(tenancy.collector())
@@ -93,7 +94,6 @@ def build_app(
         strict_content_type=False,
     )
     install_error_handlers(app)
-    app.router.routes.extend(weights_routes(service, updaters or {}).routes)
     for routes in (
         chat_routes,
         completion_routes,
@@ -103,6 +103,7 @@ def build_app(
         token_routes,
         health_routes,
         admin_routes,
+        weights_routes,
     ):
         app.router.routes.extend(routes(service).routes)  # an included router would match each request twice
     app.router.routes.extend(console_routes(console).routes)

@@ -1,7 +1,6 @@
 """``POST /admin/update_weights``: other weights for a model that runs."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -51,11 +50,12 @@ class UpdateWeightsRequest(BaseModel):
         )
 
 
-def weights_routes(service: Service, updaters: Mapping[str, WeightsUpdater]) -> APIRouter:
-    """``updaters`` by served name; a name may be added while it runs."""
+def weights_routes(service: Service) -> APIRouter:
+    """``/admin/update_weights``."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     def updater(name: str | None) -> WeightsUpdater:
+        updaters = service.updaters
         if not updaters:
             raise ReplicaUnavailableError("no model is ready yet")
         if name is None:

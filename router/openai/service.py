@@ -9,6 +9,7 @@ from ...cluster.errors import ModelNotFoundError, ReplicaUnavailableError
 from ..frontend import Frontend
 from ..metrics import RequestMetrics
 from ..tenancy.principal import Principal
+from ..weights_updater import WeightsUpdater
 from .cluster_state import ClusterState, ReplicaState
 from .grammar_checks import GrammarChecks
 from .large_texts import LargeTexts
@@ -35,6 +36,8 @@ class Service:
     new_id: Callable[[], str] = random_id
     texts: LargeTexts = field(default_factory=LargeTexts)
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
+    updaters: Mapping[str, WeightsUpdater] = field(default_factory=dict[str, WeightsUpdater])
+    """Who changes models' weights, by served name as ``frontends``."""
 
     @property
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ from ...cluster.scaling_status import ScalingStatus
 from ...kv_store.hashing import unpack_tokens
 from ..recent import Figures, quantile
 from ..tokenizer import Tokenizer
+from ..weights_updater import WeightsUpdater
 from .admin_state import (
     AdminState,
     AutoscalerBody,
@@ -24,6 +25,7 @@ from .admin_state import (
     ScalingBody,
     StoreBody,
     TotalsBody,
+    UpdateBody,
 )
 from .cluster_state import OwnedPrefix, ReplicaStatus, RouterStatus, RoutingChoice, RoutingStats, StoreStatus
 from .service import Service
@@ -57,6 +59,7 @@ def report(service: Service, *, prefixes: int, decisions: int) -> AdminState:
         routing=_counts(stats),
         metadata_store=_store(cluster.store(), stats.event_lag_s),
         replicas=[_replica(replica, hit_rates) for replica in replicas],
+        updates=_updates(service.updaters),
         previews=previews,
         prefixes=[_prefix(prefix, tokenizers, previews) for prefix in cluster.prefixes(prefixes)],
         decisions=[_decision(choice) for choice in cluster.explain("", decisions)],
@@ -141,6 +144,12 @@ def _replica(replica: ReplicaStatus, hit_rates: Mapping[Any, float]) -> ReplicaB
         "hit_rate": hit_rates.get(replica.info.replica),
     }
     return ReplicaBody.model_validate(facts)
+
+
+def _updates(updaters: Mapping[str, WeightsUpdater]) -> list[UpdateBody]:
+    """A model that has several names is named by the first."""
+    names = {updater: name for name, updater in reversed(list(updaters.items()))}
+    return [UpdateBody(model=name, stage=updater.stage) for updater, name in names.items() if updater.stage]
 
 
 def _autoscaler(status: ScalingStatus) -> AutoscalerBody:

@@ -97,7 +97,10 @@ class Deployment:
         self.dispatcher = Dispatcher(self.membership, make_policy(), queue=queue, clock=lambda: self.now)
         frontend = Frontend(self.dispatcher, byte_tokenizer(), model="m", max_model_len=256)
         keys = {"api_keys": KEYS, "admin_keys": (ADMIN,)}
-        self.app = build_app({"m": frontend}, ApiSettings.model_validate(keys | settings), self.dispatcher)
+        self.updaters = {}
+        self.app = build_app(
+            {"m": frontend}, ApiSettings.model_validate(keys | settings), self.dispatcher, updaters=self.updaters
+        )
 
     async def follow(self):
         """Events have arrived, and what was in flight is forgotten."""

@@ -125,6 +125,8 @@ class FakeCluster:
 class FakeUpdater:
     """Notes what it is asked for, and has done it."""
 
+    stage = ""
+
     def __init__(self) -> None:
         self.asked: list[tuple[NewWeights, dict[str, Any]]] = []
 

@@ -13,6 +13,7 @@ from warmroot.cluster.scaling_status import ScalingStatus
 from warmroot.kv_store.hashing import pack_tokens
 from warmroot.kv_store.prefix_tree import PrefixNode
 from warmroot.router.openai.cluster_state import OwnedPrefix, ScalingStep
+from warmroot.router.weights_updater import WeightsUpdater
 
 EVIL = "<img src=x onerror=alert(1)> "
 
@@ -130,6 +131,14 @@ async def test_what_the_autoscaler_decided():
     (now,) = answer.json()["autoscalers"]
     assert (now["ready"], now["target"], now["signal"], now["reasons"]) == (2, 3, "waiting", ["work waits"])
     assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_weights_that_are_changing(deployment):
+    assert (await state(deployment))["updates"] == []
+    updater = WeightsUpdater(list)
+    deployment.updaters |= {"m": updater, "alias": updater, "other": WeightsUpdater(list)}
+    updater.stage = "2 replicas load /models/new"
+    assert (await state(deployment))["updates"] == [{"model": "m", "stage": "2 replicas load /models/new"}]
 
 
 def test_every_field_is_described():

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from warmroot.deploy.cli import main
 from warmroot.deploy.cli.top import screen
+from warmroot.router.weights_updater import WeightsUpdater
 
 EVIL = "[bold red]not markup[/]\x1b[31m and a very long question that goes on and on for ever"
 
@@ -20,6 +21,8 @@ EVIL = "[bold red]not markup[/]\x1b[31m and a very long question that goes on an
 async def endpoint():
     deployment = Deployment()
     await deployment.follow()
+    deployment.updaters["m"] = WeightsUpdater(list)
+    deployment.updaters["m"].stage = "2 replicas load [red]new[/]"
     for prompt in ("the very same words", EVIL):
         await deployment.ask("sk", prompt=prompt)
     await deployment.ask("sk-a", prompt="a tenant's words")
@@ -46,6 +49,7 @@ async def test_once(endpoint, capsys, monkeypatch):
         "embedded",
         "in touch",
         "shared",
+        "Weights of m: 2 replicas load [red]new[/]",
     ):
         assert word in out, word
     assert "[bold red]not markup[/]" in out  # text of prompts is text
@@ -96,6 +100,7 @@ def test_steps_of_the_autoscaler_and_a_store_that_is_away():
         "replicas": [],
         "prefixes": [],
         "decisions": [],
+        "updates": [],
         "metadata_store": {
             "store": "redis://h",
             "fault": "refused",

@@ -9,6 +9,8 @@ from browser import ConsolePage, chromium
 from engine_deployment import ADMIN, Deployment
 from openai_harness import listening
 
+from warmroot.router.weights_updater import WeightsUpdater
+
 VIEWS = ("overview", "replicas", "prefixes", "decisions", "scaling", "events", "playground")
 SYSTEM = "You are a helpful assistant. Be brief. "
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -85,6 +87,29 @@ async def test_views_show_what_is_there_without_a_complaint(deployment):
         assert await rows.count() == 3
         await tab.view("decisions")
         assert await page.get_by_role("button", name="why it went there").count() == 5
+
+
+async def test_weights_that_are_changing(deployment):
+    updater = deployment.updaters["m"] = WeightsUpdater(list)
+    updater.stage = "2 replicas load <b>new</b>"
+    async with opened(deployment, "replicas") as tab:
+        news = tab.page.get_by_role("main").get_by_role("status")
+        await news.get_by_text("New weights of m: 2 replicas load <b>new</b>").wait_for()
+        updater.stage = ""
+        await news.get_by_text("New weights").wait_for(state="detached")
+        await tab.view("overview")
+        updater.stage = "2 replicas change to f00"
+        await news.get_by_text("2 replicas change to f00").wait_for()
+        assert tab.complaints == []
+
+
+async def test_looks_that_overlap_do_not_multiply(deployment):
+    async with opened(deployment) as tab:
+        looks = sum("/admin/state" in request for request in tab.requests)
+        await tab.page.evaluate("for (let i = 0; i < 20; i++) dispatchEvent(new Event('online'))")
+        await tab.page.wait_for_timeout(3500)
+        later = sum("/admin/state" in request for request in tab.requests)
+        assert later - looks <= 20 + 5
 
 
 async def test_a_new_request_is_seen_within_three_seconds(deployment):
