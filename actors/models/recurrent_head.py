@@ -19,7 +19,6 @@ from ...cluster.errors import ConfigError, ModelLoadError
 from ..kernels.guessing import GuessingHead
 from ..kernels.library import native
 from ..kernels.linear import NativeLinear
-from ..layers.embedding import Embedding
 from ..layers.linear import Linear
 from .decoder import Decoder
 from .draft_head import head_method
@@ -29,7 +28,7 @@ MODEL_TYPE = "recurrent_head"
 
 @dataclass(frozen=True, slots=True)
 class RecurrentHead:
-    """Of a model whose embedding it reads."""
+    """Of a model whose embedding it reads, that of the weights in use."""
 
     up: Linear
     down: Linear
@@ -37,7 +36,7 @@ class RecurrentHead:
     """[hidden] -> [W]"""
     token_map: torch.Tensor
     """[W] int64: the ids of the tokens that are guessed."""
-    embedding: Embedding
+    decoder: Decoder
     native: GuessingHead | None = None
     """The same weights, where all are native."""
 
@@ -49,7 +48,7 @@ class RecurrentHead:
 
         The states are those that these tokens, [B, count] with the likeliest first, are guessed from.
         """
-        came = self.embedding(token_ids)
+        came = self.decoder.embedding(token_ids)
         if self.native is not None:
             state, places, logprobs = self.native(state, came, count)
             return state, self.token_map[places], logprobs
@@ -88,7 +87,7 @@ def load_recurrent_head(folder: Path, decoder: Decoder) -> RecurrentHead:
     method = head_method(decoder, size, up.shape[0])
     up, down, output = (method.prepare(tensor, None) for tensor in (up, down, output))
     native_head = _native(up, down, output)
-    return RecurrentHead(up, down, output, token_map.to(decoder.device), decoder.embedding, native_head)
+    return RecurrentHead(up, down, output, token_map.to(decoder.device), decoder, native_head)
 
 
 def _native(up: Linear, down: Linear, output: Linear) -> GuessingHead | None:

@@ -94,6 +94,16 @@ def test_what_is_loaded_is_what_was_trained(trained, decoder):
     assert not set(range(3, 5)) & set(head.guess(state, came, VOCAB)[1].flatten().tolist())
 
 
+def test_it_reads_the_embedding_that_the_model_has_now(trained, decoder, monkeypatch):
+    head = load_recurrent_head(trained[0], decoder)
+    state, came = torch.randn(4, HIDDEN), torch.tensor([5, 3, 9, 20])
+    expected = head.guess(state, came.roll(1), 3)
+    old = decoder.embedding
+    monkeypatch.setattr(decoder, "embedding", lambda token_ids: old(token_ids.roll(1)))
+    for found, wanted in zip(head.guess(state, came, 3), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("streams", [1, 16])
 def test_greedy_output_is_the_same(decoder, model, trained, streams):
     params = {"temperature": 0.0, "max_tokens": 50, "ignore_eos": True}
