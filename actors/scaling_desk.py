@@ -5,6 +5,7 @@ It is not a part of the bus: replicas must come and go while Redis is away, too.
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from ..cluster.demand import Demand
+from ..cluster.demand import FORGET_S, Demand
 from ..cluster.scaling import Decision
 from ..cluster.scaling_status import ScalingStatus, first_status
 from ..router.demand import demand_of
@@ -28,15 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class ScalingDesk:
-    """Words that were told and not yet asked for, and the state of each model's scaling."""
+    """Words that were told and not yet asked for, and the state of each model's scaling. ``clock`` gives seconds."""
 
-    def __init__(self) -> None:
-        self._demands: defaultdict[str, dict[str, Demand]] = defaultdict(dict)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._demands: defaultdict[str, dict[str, tuple[float, Demand]]] = defaultdict(dict)
         self._statuses: dict[str, ScalingStatus] = {}
 
     def tell(self, model: str, demand: Demand) -> ScalingStatus | None:
         """A router's latest word of a model. Returns what was decided; None: nobody decides."""
-        self._demands[model][demand.router] = demand
+        demands = self._fresh(model)
+        demands.pop(demand.router, None)  # the latest word is the last one
+        demands[demand.router] = self._clock(), demand
         return self._statuses.get(model)
 
     def ask(self, model: str, decided: Decision | None) -> list[Demand]:
@@ -44,7 +48,16 @@ class ScalingDesk:
         if decided is not None:
             status = self._statuses.get(model)
             self._statuses[model] = first_status(model, decided) if status is None else status.then(decided)
-        return list(self._demands.pop(model, {}).values())
+        demands = self._fresh(model)
+        del self._demands[model]
+        return [demand for _, demand in demands.values()]
+
+    def _fresh(self, model: str) -> dict[str, tuple[float, Demand]]:
+        """Without words that are too old to be of now: routers end, and nobody may ask for as long as they came."""
+        demands, oldest = self._demands[model], self._clock() - FORGET_S
+        while demands and (first := next(iter(demands.items())))[1][0] < oldest:
+            del demands[first[0]]
+        return demands
 
 
 class DemandTeller:
@@ -75,6 +88,8 @@ class DemandTeller:
 
     async def _tell(self) -> bool:
         """Whether it was told: the desk may be away."""
+        if not ray.is_initialized():  # this process is leaving its cluster, and Ray would start one for the next call
+            return False
         try:
             if self._desk is None:
                 # It asks the GCS and waits: not on the event loop that routes.

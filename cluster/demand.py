@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TTFT_WINDOW_S = 30.0
 """First tokens that are older say nothing of now."""
-_FORGET_S = 5.0
+FORGET_S = 5.0
 """A router that was not heard for so long is gone, or cannot be reached: what it said does not count any more."""
 WINDOW_S, _LONG_S = 30.0, 150.0
 """Rates are taken over the short window, means over the long one."""
@@ -134,7 +134,7 @@ class DemandMeter:
 
     def figures(self, now: float) -> Figures | None:
         """What is known now; None: no router was heard lately."""
-        self._latest = {name: word for name, word in self._latest.items() if now - word[0] <= _FORGET_S}
+        self._latest = {name: word for name, word in self._latest.items() if now - word[0] <= FORGET_S}
         words = [demand for _, demand in self._latest.values()]
         if not words:
             self._history.clear()  # what comes after a silence has not come within a second

@@ -16,10 +16,12 @@ from ..actors.scaling_desk import TELL_S
 from ..cluster.autoscaling_config import AutoscalingConfig
 from ..cluster.demand import Demand, DemandMeter
 from ..cluster.scaling import Decision, Moment, ScalingState, decide
+from ..cluster.time_limits import TimeLimits
 from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE
 
 _ANSWER_S = 5.0
 """A desk that does not answer for so long is looked up again."""
+_START_TIMEOUT_S = TimeLimits().replica_start_timeout
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,9 +29,10 @@ logger = logging.getLogger("ray.serve")
 class ScalingPolicy:
     """One model's. What it remembers begins anew with the controller; it then waits for whole delays."""
 
-    def __init__(self, model: str, **keys: Any) -> None:
+    def __init__(self, model: str, replica_start_timeout: float = _START_TIMEOUT_S, **keys: Any) -> None:
         """``keys`` are those of ``AutoscalingConfig``; the numbers of replicas come with each call."""
         self._model = model
+        self._give_up_s = replica_start_timeout
         self._config = AutoscalingConfig.model_validate(keys)
         self._meter = DemandMeter()
         self._state = ScalingState()
@@ -81,6 +84,7 @@ class ScalingPolicy:
             wall=time.time(),
             least=context.capacity_adjusted_min_replicas,
             most=context.capacity_adjusted_max_replicas,
+            give_up_s=self._give_up_s,
         )
         decision, self._state = decide(self._config, self._meter.figures(now), self._state, moment)
         self._decided = decision

@@ -49,14 +49,16 @@ def copies_of(config: WarmrootConfig) -> dict[str, Any]:
     scaling = config.autoscaling
     if scaling.max_replicas is None:
         return {"num_replicas": config.deploy.num_replicas}
-    keys = scaling.model_dump(exclude_unset=True)
+    keys = {"model": config.model.names[0], **scaling.model_dump(exclude_unset=True)}
+    if "replica_start_timeout" in config.limits.model_fields_set:
+        keys["replica_start_timeout"] = config.limits.replica_start_timeout
     return {
         "autoscaling_config": {
             "min_replicas": scaling.min_replicas,
             "max_replicas": scaling.max_replicas,
             "upscale_delay_s": 0.0,
             "downscale_delay_s": 0.0,
-            "policy": {"policy_function": SCALING_POLICY, "policy_kwargs": {"model": config.model.names[0], **keys}},
+            "policy": {"policy_function": SCALING_POLICY, "policy_kwargs": keys},
         }
     }
 

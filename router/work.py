@@ -67,9 +67,9 @@ class WorkMeter:
 
     def demand(self, router: str, backlog: Backlog, speed: Speed | None, loads: Iterable[tuple[str, Load]]) -> Demand:
         """What is told of this router. ``speed`` None: there are no replicas, and what was known last counts."""
-        now = self._clock()
-        if backlog.in_flight:
-            self._busy_at = now
+        now, loads = self._clock(), list(loads)
+        if backlog.in_flight or any(load.running or load.waiting for _, load in loads):
+            self._busy_at = now  # plain Serve handles do not tell what they have to do, but replicas do
         while self._ttfts and now - self._ttfts[0][0] > TTFT_WINDOW_S:
             self._ttfts.popleft()
         self._speed = speed = speed or self._speed

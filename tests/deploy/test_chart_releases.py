@@ -107,7 +107,7 @@ def test_replicas_follow_the_work_as_the_command_has_it(tmp_path: Path, names: d
         "max_downscale_step": 2,
     }
     assert scaling.keys() == AutoscalingConfig.model_fields.keys()
-    config = {"model": "smollm2", "threads_per_replica": 2, **scaling, **names}
+    config = {"model": "smollm2", "threads_per_replica": 2, "replica_start_timeout": 4000.0, **scaling, **names}
     chart = application_of(made(tmp_path, config=config, metadataStore={"mode": "embedded"}))
     [command] = serve_config(load_config(config))["applications"]
     of_chart = {"node_labels": ["warmroot.io/role=replica"], "shutdown_grace": 570, "metadata_store": "embedded"}

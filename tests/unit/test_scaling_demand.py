@@ -65,6 +65,25 @@ def test_a_router_that_starts_again_does_not_count_backwards_and_one_that_is_gon
     assert meter.figures(65.1) is None
 
 
+def test_a_router_that_falls_silent_may_still_have_what_it_had():
+    meter = DemandMeter()
+    for second in range(60):
+        meter.hear(Demand(router="idle", idle_s=600.0 + second), second)
+        if second < 20:
+            meter.hear(Demand(router="busy", in_flight=1), second)
+    figures = meter.figures(59)
+    assert figures is not None
+    assert (figures.in_flight, figures.idle_s) == (0, 40.0)
+
+
+def test_who_begins_to_listen_knows_of_no_time_without_requests():
+    meter = DemandMeter()
+    meter.hear(Demand(router="a", idle_s=600.0), 1000.0)
+    figures = meter.figures(1000.0)
+    assert figures is not None
+    assert figures.idle_s == 0.0
+
+
 def test_what_each_replica_holds_counts_once():
     meter = DemandMeter()
     one, newer = ReplicaUse(slots=0.2, kv=0.5), ReplicaUse(slots=0.3, kv=0.4)
@@ -83,7 +102,7 @@ def test_only_prompts_that_need_not_take_longer_can_be_late():
 
 
 class Member:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, load: Load | None = None) -> None:
         self.info = ReplicaInfo(
             replica=ReplicaId(name),
             epoch=Epoch(1),
@@ -98,7 +117,7 @@ class Member:
             prefill_tokens_per_s=1000.0,
             decode_step_s=0.02,
         )
-        self.load = Load(running=1, kv_used_blocks=30, kv_total_blocks=100, max_num_seqs=4)
+        self.load = load or Load(running=1, kv_used_blocks=30, kv_total_blocks=100, max_num_seqs=4)
         self.rates = ReplicaRates(Kind(1000.0, 0.02))
 
 
@@ -131,7 +150,7 @@ def test_a_router_tells_what_came_what_waits_and_how_late_first_tokens_are():
 def test_the_time_without_requests_counts_from_the_last_one():
     clock = ManualClock(100.0)
     core = RoutingCore(PrefixIndex(), make_policy("warm_prefix", Random(0)), clock)
-    core.join(Member("r0"))
+    core.join(Member("r0", Load()))
     ticket = core.submit(RoutingRequest(RequestId("a"), 500), lambda ticket: None)
     clock.now = 130.0
     assert demand_of(core, "router").idle_s == 0.0
@@ -140,3 +159,17 @@ def test_the_time_without_requests_counts_from_the_last_one():
     assert demand_of(core, "router").idle_s == 10.0
     core.leave(ReplicaId("r0"))
     assert demand_of(core, "router", held=1, held_tokens=2000).waiting_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("load", [Load(running=1), Load(waiting=1)])
+def test_what_others_have_a_replica_do_is_a_request_too(load: Load):
+    """Plain Serve handles do not tell of theirs."""
+    clock = ManualClock(100.0)
+    core = RoutingCore(PrefixIndex(), make_policy("warm_prefix", Random(0)), clock)
+    member = Member("r0", load)
+    core.join(member)
+    clock.now = 130.0
+    assert demand_of(core, "router").idle_s == 0.0
+    member.load = Load()
+    clock.now = 140.0
+    assert demand_of(core, "router").idle_s == 10.0

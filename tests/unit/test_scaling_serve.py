@@ -3,22 +3,24 @@
 import logging
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from warmroot.actors.scaling_desk import ScalingDesk
+from warmroot.actors.scaling_desk import DemandTeller, ScalingDesk
 from warmroot.cluster.application_args import read_models
 from warmroot.cluster.config import WarmrootConfig
-from warmroot.cluster.demand import Demand
+from warmroot.cluster.demand import FORGET_S, Demand
 from warmroot.cluster.errors import ConfigError
 from warmroot.deploy import autoscaling
 from warmroot.deploy.app import replica_deployments
 from warmroot.deploy.autoscaling import ScalingPolicy
 from warmroot.deploy.serve_config import serve_config
+
+from .manual_clock import ManualClock
 
 KEYS = {"max_replicas": 8, "min_replicas": 2, "upscale_delay": 0.0, "served_model_name": ("m",)}
 
@@ -38,8 +40,16 @@ def test_limits_stand_beside_the_deployment_and_serve_reads_them():
     assert kind(**read.policy.policy_kwargs)(context(ready=3, target=5))[0] == 5  # Ray is not even running here
 
 
+def test_the_policy_knows_how_long_a_replica_may_take_to_start():
+    [application] = serve_config(WarmrootConfig.of("x", replica_start_timeout=4000.0, **KEYS))["applications"]
+    policy = AutoscalingConfig(**application["deployments"][1]["autoscaling_config"]).policy
+    assert policy.get_policy()(**policy.policy_kwargs)._give_up_s == 4000.0
+    assert ScalingPolicy("m", max_replicas=8)._give_up_s == 1800.0
+
+
 def test_the_ingress_knows_that_there_may_be_no_replica():
     [application] = serve_config(WarmrootConfig.of("x", max_replicas=8, min_replicas=0))["applications"]
+    assert application["args"] == {"model": "x", "min_replicas": 0, "max_replicas": 1}  # whatever the most
     [config] = read_models(application["args"], {})
     assert config.autoscaling.min_replicas == 0
     assert application["deployments"][1]["autoscaling_config"]["max_replicas"] == 8
@@ -68,6 +78,27 @@ def test_the_desk_gives_each_word_once_and_keeps_what_was_decided(policy: "Polic
     assert status is not None
     assert (status.latest.target, status.changes) == (1, {("up", "waiting"): 1})
     assert desk.tell("other", first) is None
+
+
+def test_the_desk_forgets_words_that_nobody_asks_for():
+    clock = ManualClock(0.0)
+    desk = ScalingDesk(clock)
+    for router in range(100):  # clients that come and go, of a model whose number of replicas is fixed
+        desk.tell("m", Demand(router=str(router)))
+        clock.now += 1.0
+    assert len(desk._demands["m"]) <= FORGET_S + 1
+    late = Demand(router="late")
+    desk.tell("m", late)
+    clock.now += FORGET_S + 0.5
+    assert desk.ask("m", None) == []  # what was so long ago is not what there is now
+
+
+async def test_who_leaves_the_cluster_does_not_start_another_to_tell_its_demand(monkeypatch: pytest.MonkeyPatch):
+    """Outside a cluster a call of Ray's starts one."""
+    assert not ray.is_initialized()
+    monkeypatch.setattr(ray, "get_actor", lambda *name: pytest.fail("it was called"))
+    teller = DemandTeller("m", cast(Any, None))
+    assert not await teller._tell()
 
 
 class Policy:

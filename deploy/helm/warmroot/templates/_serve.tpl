@@ -69,6 +69,9 @@ remove copies. Ingresses have to know whether they are several, and that there m
 {{- if hasKey $config . }}
 {{- $_ := set $keys . (get $config .) }}
 {{- end }}
+{{- end }}
+{{- if hasKey $config "replica_start_timeout" }}
+{{- $_ := set $keys "replica_start_timeout" $config.replica_start_timeout }}
 {{- end -}}
 min_replicas: {{ hasKey $config "min_replicas" | ternary $config.min_replicas 1 }}
 max_replicas: {{ $config.max_replicas }}
