@@ -100,7 +100,8 @@ class DemandTeller:
         except (ValueError, RayError) as error:
             logger.debug("the demand cannot be told: %s", error)
         except Exception:
-            logger.exception("the demand cannot be told; going on")
+            if ray.is_initialized():  # else it left meanwhile
+                logger.exception("the demand cannot be told; going on")
         else:
             return True
         self._desk = None

@@ -101,6 +101,21 @@ async def test_who_leaves_the_cluster_does_not_start_another_to_tell_its_demand(
     assert not await teller._tell()
 
 
+@pytest.mark.parametrize(("stays", "lines"), [(True, 1), (False, 0)])
+async def test_a_process_that_ends_while_it_tells_its_demand_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stays: bool, lines: int
+):
+    connected = iter([True, stays])
+    monkeypatch.setattr(ray, "is_initialized", lambda: next(connected))
+
+    def ends(*name: str) -> None:
+        raise RuntimeError("the core worker is gone")
+
+    monkeypatch.setattr(ray, "get_actor", ends)
+    assert not await DemandTeller("m", cast(Any, None))._tell()
+    assert len(caplog.records) == lines
+
+
 class Policy:
     """The policy, with a desk that answers at once, and a clock that goes on by a second with each call."""
 
