@@ -21,7 +21,7 @@ from ..router.serve_router import BUS_ACTOR, BUS_NAMESPACE
 
 _ANSWER_S = 5.0
 """A desk that does not answer for so long is looked up again."""
-_START_TIMEOUT_S = TimeLimits().replica_start_timeout
+_START_TIMEOUT_S: float = TimeLimits.model_fields["replica_start_timeout"].default
 
 logger = logging.getLogger("ray.serve")
 
