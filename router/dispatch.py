@@ -236,12 +236,13 @@ class Dispatcher:
 
     async def _set_out(self, journey: Journey) -> "_Leg":
         """From a replica that has given a first delta. Waits for one, within the limit, while none takes it."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._wait_s
+        give_up_at = self._clock() + self._wait_s
         while True:
             question = replace(question_of(journey.request(), self._wall() - self._clock()), weights=journey.weights)
             if journey.is_suspect:
+                began = self._clock()
                 question = await self._kept_apart(question)
+                give_up_at += self._clock() - began  # its own limit is the deadline
             ticket = await self._submit(question, moved=journey.num_moves > 0)
             if journey.is_suspect and not self._quarantine.enter(ticket):
                 self.core.finish(ticket)
@@ -252,7 +253,7 @@ class Dispatcher:
             except BaseException as error:
                 self.core.finish(ticket)
                 comes_back = isinstance(error, ReplicaUnavailableError) or (journey.num_moves and _is_refusal(error))
-                if not comes_back or (left := give_up_at - loop.time()) <= 0:
+                if not comes_back or (left := give_up_at - self._clock()) <= 0:
                     raise
             await self._membership.wait_changed(min(left, LOOK_AGAIN_S))
 

@@ -12,6 +12,7 @@ from polling import until
 
 from warmroot.actors.draining import drain
 from warmroot.cluster.errors import DeadlineExceededError, OverloadedError, PoisonRequestError, ReplicaUnavailableError
+from warmroot.cluster.ids import RequestId
 from warmroot.cluster.messages import FinishReason
 from warmroot.kv_store.hashing import pack_tokens
 from warmroot.router import channel_client, channel_server, silence
@@ -179,6 +180,22 @@ async def test_a_suspect_waits_for_a_replica_of_its_own_until_its_deadline():
         b.step_s = 0.0
         assert check_whole(await asyncio.wait_for(first, 20), "first") == expected_output(PROMPT, 150, VOCAB)
         assert [one.request_id for one in b.taken] == ["first~1"]
+
+
+async def test_a_suspect_that_waited_for_another_one_is_not_given_up_at_the_first_refusal():
+    async with MigratingCluster("a", max_losses=2, wait_s=1.0) as cluster:
+        first, second, a, b = await two_suspects(cluster, request("r", max_tokens=40))
+        await cluster.ready("a", "b")
+        a.fail()
+        await until(lambda: b.taken)
+        b.step_s = 0.02
+        await asyncio.sleep(1.5)  # longer than a request waits for a replica that takes it
+        theirs = RequestId("theirs")
+        b.server.suspects.add(theirs)
+        assert check_whole(await asyncio.wait_for(first, 20), "first") == expected_output(PROMPT, 150, VOCAB)
+        await asyncio.sleep(0.2)  # it is refused
+        b.server.suspects.discard(theirs)
+        assert check_whole(await asyncio.wait_for(second, 20), "r") == expected_output(PROMPT, 40, VOCAB)
 
 
 async def test_a_suspect_does_not_go_where_it_has_no_room_but_waits():
