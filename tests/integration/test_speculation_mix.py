@@ -28,7 +28,13 @@ from warmroot.cluster.sampling_params import SamplingParams
 from warmroot.router.frontend import Frontend
 
 NUM_REQUESTS = 300
-KEYS = {"dtype": "float32", "quantization": "none", "kv_cache_dtype": "int8", "max_num_seqs": 12}
+KEYS = {
+    "dtype": "float32",
+    "quantization": "none",
+    "kv_cache_dtype": "int8",
+    "max_num_seqs": 12,
+    "max_queue_wait": 0.0,  # all come at once
+}
 PLENTY, TOO_FEW = 2000, 44
 METHODS = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5},
