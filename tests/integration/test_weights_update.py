@@ -83,9 +83,8 @@ def test_a_checkpoint_from_disk(cluster: Cluster, client: httpx.Client, own: str
     assert max(cached(body) for body in again) == 16
     assert update(client, weights=str(other))["weights_version"] == new  # all hold it: nothing happens
     update(client, weights=str(resolve_model("smollm2")), version=own)
-    back = ask(client)
-    assert text(back) == text(before)
-    assert cached(back) == 0
+    # What was hot with these weights may be computed again before anybody asks: cached tokens would be new ones.
+    assert text(ask(client)) == text(before)
 
 
 def test_tensors_of_an_actor_and_tensors_in_buckets(cluster: Cluster, client: httpx.Client, own: str, other: Path):
