@@ -12,7 +12,14 @@ from .middleware_access import OPEN_PATHS
 from .protocol import ErrorBody
 
 _SCHEMAS = "#/components/schemas/"
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (404, 503, 504)}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Responses of a route that may fail with these."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+ERRORS = errors(404, 503, 504)
 """Of a route that asks replicas for something."""
 
 

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...cluster.errors import ReplicaUnavailableError
 from ..tenancy.principal import Principal
+from .documentation import errors
 from .protocol import ErrorBody, ModelCard, ModelList
 from .record import principal_of
 from .service import Service
@@ -36,7 +37,7 @@ def model_routes(service: Service) -> APIRouter:
         principal = principal_of(request.scope)
         return ModelList(data=[card(name, principal) for name in service.models(principal)])
 
-    @router.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}, 503: {"model": ErrorBody}})
+    @router.get("/v1/models/{model:path}", responses=errors(404, 503))
     async def retrieve_model(request: Request, model: str) -> ModelCard:
         """One served model."""
         return card(model, principal_of(request.scope))

@@ -7,9 +7,10 @@ from pydantic import Discriminator, Field, Tag
 
 from ...cluster.errors import InvalidRequestError
 from .chat import ChatTemplateOptions
+from .documentation import errors
 from .json_route import JsonRoute
 from .limits import check_chars, check_messages
-from .protocol import ErrorBody, RequestBody, ResponseBody
+from .protocol import RequestBody, ResponseBody
 from .record import principal_of
 from .service import Service
 
@@ -72,8 +73,7 @@ TokenizeRequest = Annotated[
 
 def token_routes(service: Service) -> APIRouter:
     """The two routes."""
-    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 404, 503)}
-    router = APIRouter(tags=["tokens"], route_class=JsonRoute, responses=errors)
+    router = APIRouter(tags=["tokens"], route_class=JsonRoute, responses=errors(400, 404, 503))
 
     @router.post("/tokenize")
     async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
